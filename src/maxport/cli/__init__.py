@@ -39,6 +39,8 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List commands with the first line of their module docstring, read without import."""
         rows = [(name, self._summary(name)) for name in self.list_commands(ctx)]
+        if not rows:
+            return
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
