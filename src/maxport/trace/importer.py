@@ -1,0 +1,208 @@
+"""From an exported program to the IR: live value nodes only, shapes read from the trace."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from maxport.errors import MaxportError
+from maxport.ir import Const, Graph, Merged, Node, Param, Ref, Size
+from maxport.trace.capture import BATCH, MASK_KINDS
+
+_IDENTITY = {
+    "aten.alias",
+    "aten.clone",
+    "aten.contiguous",
+    "aten.detach",
+    "aten.detach_",
+    "aten.dropout",
+    "aten.lift_fresh_copy",
+}
+_CASTS = {"aten._to_copy", "aten.to.dtype", "aten.to.dtype_layout", "aten.type_as", "aten.to.device"}
+
+
+def op_name(target: Any) -> str:
+    """`aten.add.Tensor` for the overload `aten::add.Tensor`; the default overload has no suffix."""
+    if hasattr(target, "_schema"):
+        name: str = target._schema.name.replace("::", ".")
+        overload = target._schema.overload_name
+        return f"{name}.{overload}" if overload and overload != "default" else name
+    return getattr(target, "__name__", str(target))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def size(value: Any) -> Size:
+    """A traced size: an int, or which of batch and tokens it is a multiple of.
+
+    Raises:
+        MaxportError: The size is no product of the batch, the length and a number.
+    """
+    if isinstance(value, torch.SymInt):
+        expr = value.node.expr
+        if not expr.is_Integer:
+            rest, symbols = expr.as_coeff_mul()
+            if len(symbols) != 1 or not symbols[0].is_Symbol or not rest.is_Integer:
+                raise MaxportError(
+                    f"a tensor has the length-dependent size {expr}",
+                    fix="this model shifts or crops its token axis; port that part by hand",
+                )
+            number = int(rest)
+            batch = number % BATCH == 0
+            return Merged(batch=batch, tokens=True, rest=number // BATCH if batch else number)
+        value = int(expr)
+    number = int(value)
+    if number % BATCH == 0 and number:
+        return Merged(batch=True, tokens=False, rest=number // BATCH)
+    return number
+
+
+def _is_symbolic(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
+
+
+def _live(program: ExportedProgram) -> set[torch.fx.Node]:
+    """Nodes that the logits depend on through tensors."""
+    stack: list[torch.fx.Node] = [next(n for n in program.graph.nodes if n.op == "output")]
+    seen: set[torch.fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in seen or (node.op != "output" and _is_symbolic(node)):
+            continue
+        seen.add(node)
+        stack += node.all_input_nodes
+    return seen
+
+
+def _scope(node: torch.fx.Node) -> tuple[str, dict[str, str]]:
+    """The module path that computes `node`, without the wrapper, and the class at each level."""
+    classes: dict[str, str] = {}
+    path = ""
+    for fqn, cls in (node.meta.get("nn_module_stack") or {}).values():
+        path = str(fqn).split("@")[0]
+        if path == "" or path == "model":
+            path = ""
+        path = path.removeprefix("model.")
+        name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
+        classes.setdefault(path, name) if path else classes.__setitem__("", name)
+    return path, classes
+
+
+def _line(node: torch.fx.Node) -> str:
+    """`modeling_llama.py:230` of the innermost modelling code line on the traced stack."""
+    for entry in reversed((node.meta.get("stack_trace") or "").split("\n")):
+        entry = entry.strip()
+        if entry.startswith('File "') and "/torch/" not in entry:
+            path, line = entry[6:].split('", line ', 1)
+            return f"{Path(path).name}:{line.split(',')[0]}"
+    return ""
+
+
+class _Importer:
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        signature = program.graph_signature
+        self.weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        self.buffers = set(signature.inputs_to_buffers.values())
+        self.constants = dict(signature.inputs_to_lifted_tensor_constants)
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.nodes: list[Node] = []
+
+    def value(self, arg: Any) -> Any:
+        """An fx argument as an IR argument; symbolic ints become sizes."""
+        if isinstance(arg, torch.fx.Node):
+            return size(arg.meta["val"]) if _is_symbolic(arg) else self.env[arg]
+        if isinstance(arg, list | tuple):
+            return [self.value(a) for a in arg]
+        if isinstance(arg, torch.dtype):
+            return dtype_name(arg)
+        return arg
+
+    def placeholder(self, node: torch.fx.Node) -> None:
+        tensor = node.meta["val"]
+        if node.name in self.weights:
+            fqn = self.weights[node.name]
+            shape = tuple(int(s) for s in tensor.shape)
+            name = fqn.removeprefix("model.")
+            self.env[node] = Param(name, shape, dtype_name(tensor.dtype), fqn in self.buffers)
+        elif node.name in self.constants:
+            name = self.constants[node.name]
+            shape = tuple(int(s) for s in tensor.shape)
+            self.env[node] = Const(name, shape, dtype_name(tensor.dtype))
+        else:
+            shape = tuple(size(s) for s in tensor.shape)
+            name = {"input_ids": "tokens", "position_ids": "positions"}.get(node.name, node.name)
+            self.nodes.append(Node(name, "input", shape=shape, dtype=dtype_name(tensor.dtype)))
+            self.env[node] = Ref(name)
+
+    def call(self, node: torch.fx.Node) -> None:
+        name, value = op_name(node.target), node.meta.get("val")
+        if node.target is operator.getitem:
+            self.env[node] = Ref(self.env[node.args[0]].name, int(node.args[1]))
+            return
+        args = [self.value(a) for a in node.args]
+        same_dtype = name in _CASTS and node.args[0].meta["val"].dtype == value.dtype
+        if name in _IDENTITY or same_dtype:
+            self.env[node] = args[0]
+            return
+        scope, classes = _scope(node)
+        attrs = {
+            k: self.value(v)
+            for k, v in node.kwargs.items()
+            if k not in ("device", "layout", "pin_memory", "memory_format", "non_blocking")
+        }
+        several = isinstance(value, list | tuple)
+        values = list(value) if several else [value]
+        shapes = [tuple(size(s) for s in v.shape) for v in values]
+        if name == "maxport.mask":
+            args = [MASK_KINDS[args[0]], args[1]]
+        if name in _CASTS:
+            name, args, attrs = "cast", [args[0], dtype_name(value.dtype)], {}
+        ir_node = Node(
+            node.name,
+            name,
+            args,
+            attrs,
+            shape=shapes if several else shapes[0],
+            dtype=dtype_name(values[0].dtype),
+            scope=scope,
+            classes=classes,
+            line=_line(node),
+        )
+        self.nodes.append(ir_node)
+        self.env[node] = Ref(node.name)
+
+
+def import_program(program: ExportedProgram) -> Graph:
+    """The IR of an exported causal LM.
+
+    Returns:
+        A graph from `tokens` and `positions` to the logits. Asserts, shape arithmetic, dropout
+        and copies are gone; `traced` is the number of operations that remain.
+    """
+    importer = _Importer(program)
+    live = _live(program)
+    output: Ref | None = None
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            if node in live or node.name in ("input_ids", "position_ids"):
+                importer.placeholder(node)
+        elif node.op == "output":
+            result = importer.value(node.args[0])
+            output = result[0]
+        elif node in live and node.op == "call_function":
+            importer.call(node)
+    if output is None:
+        raise MaxportError("the traced model returns nothing")
+    graph = Graph(importer.nodes, output)
+    graph.sweep()
+    graph.traced = sum(node.op not in ("input", "maxport.mask") for node in graph.nodes)
+    return graph
