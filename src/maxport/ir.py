@@ -69,14 +69,14 @@ class Node:
 
     Attributes:
         name: Unique name; refs use it.
-        op: `aten.*` for a plain operation, `idiom.*` for a proven one, `input` for graph inputs.
+        op: ATen's name without prefix and overload, an idiom's name, or `input`.
         args: Refs, params, numbers, strings, and lists of these.
         attrs: Named arguments.
         shape: Shape of the result; of every result where there are several.
         dtype: Dtype of the result ("bfloat16" is the working dtype).
         scope: Dotted path of the module that computes it.
         classes: HF class of each module on the way to `scope`, keyed by path.
-        covers: How many traced nodes it stands for.
+        proof: Of an idiom, how it was shown equal to the traced nodes; empty for a plain op.
         line: Where the traced model computes it, `file.py:line`.
     """
 
@@ -88,7 +88,7 @@ class Node:
     dtype: str = ""
     scope: str = ""
     classes: dict[str, str] = field(default_factory=dict)
-    covers: int = 1
+    proof: str = ""
     line: str = ""
 
     def refs(self) -> list[Ref]:
@@ -102,7 +102,7 @@ class Node:
 class Graph:
     """Nodes in execution order, and the value returned.
 
-    `numbers` counts the traced operations that compute values, before any idiom was recognised.
+    `traced` counts the traced operations that compute values, before any idiom was recognised.
     """
 
     nodes: list[Node]

@@ -13,16 +13,10 @@ from maxport.errors import MaxportError
 from maxport.ir import Const, Graph, Merged, Node, Param, Ref, Size
 from maxport.trace.capture import BATCH, MASK_KINDS
 
-_IDENTITY = {
-    "aten.alias",
-    "aten.clone",
-    "aten.contiguous",
-    "aten.detach",
-    "aten.detach_",
-    "aten.dropout",
-    "aten.lift_fresh_copy",
-}
-_CASTS = {"aten._to_copy", "aten.to.dtype", "aten.to.dtype_layout", "aten.type_as", "aten.to.device"}
+_IDENTITY = {"alias", "clone", "contiguous", "detach", "dropout", "lift_fresh_copy"}
+_CASTS = {"_to_copy", "to", "type_as"}
+_RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten"}
+_RENAMED = {"concat": "cat", "concatenate": "cat", "multiply": "mul", "_softmax": "softmax"}
 
 
 def op_name(target: Any) -> str:
@@ -32,6 +26,14 @@ def op_name(target: Any) -> str:
         overload = target._schema.overload_name
         return f"{name}.{overload}" if overload and overload != "default" else name
     return getattr(target, "__name__", str(target))
+
+
+def base_name(name: str) -> str:
+    """The operation alone: `aten.add_.Tensor` is `add`, every kind of view is `reshape`."""
+    base = name.split(".")[1].removesuffix("_") if name.startswith(("aten.", "maxport.")) else name
+    if name in ("aten.max.dim", "aten.min.dim"):
+        return name.removeprefix("aten.")
+    return "reshape" if base in _RESHAPES else _RENAMED.get(base, base)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -144,7 +146,7 @@ class _Importer:
             self.env[node] = Ref(name)
 
     def call(self, node: torch.fx.Node) -> None:
-        name, value = op_name(node.target), node.meta.get("val")
+        name, value = base_name(op_name(node.target)), node.meta.get("val")
         if node.target is operator.getitem:
             self.env[node] = Ref(self.env[node.args[0]].name, int(node.args[1]))
             return
@@ -162,7 +164,7 @@ class _Importer:
         several = isinstance(value, list | tuple)
         values = list(value) if several else [value]
         shapes = [tuple(size(s) for s in v.shape) for v in values]
-        if name == "maxport.mask":
+        if name == "mask":
             args = [MASK_KINDS[args[0]], args[1]]
         if name in _CASTS:
             name, args, attrs = "cast", [args[0], dtype_name(value.dtype)], {}
@@ -204,5 +206,5 @@ def import_program(program: ExportedProgram) -> Graph:
         raise MaxportError("the traced model returns nothing")
     graph = Graph(importer.nodes, output)
     graph.sweep()
-    graph.traced = sum(node.op not in ("input", "maxport.mask") for node in graph.nodes)
+    graph.traced = sum(node.op not in ("input", "mask") for node in graph.nodes)
     return graph

@@ -43,18 +43,23 @@ class TracedValues:
         """A parameter, buffer or constant by its IR name, float64."""
         return self.params[fqn].numpy()
 
-    def run(self, target: str, feeds: Mapping[str, np.ndarray], part: int | None = None) -> np.ndarray:
+    def run(self, target: str, feeds: Mapping[str, Any], part: int | None = None) -> np.ndarray:
         """The value of node `target` when the nodes in `feeds` have the given values.
 
         Args:
             target: IR node name.
-            feeds: Arrays by IR node name; their token axis must be `LENGTH` long.
+            feeds: Arrays by IR node name, or a dict of arrays by part where the node has several
+                results; their token axis must be `LENGTH` long.
             part: Which result, where the node has several.
         """
         rename = {"tokens": "input_ids", "positions": "position_ids"}
         env: dict[torch.fx.Node, Any] = {}
         for name, array in feeds.items():
-            env[self.nodes[rename.get(name, name)]] = self._wide(torch.as_tensor(array))
+            node = self.nodes.get(rename.get(name, name))
+            if isinstance(array, dict):
+                env[node] = {k: self._wide(torch.as_tensor(v)) for k, v in array.items()}
+            elif node is not None:
+                env[node] = self._wide(torch.as_tensor(array))
         with torch.no_grad():
             result = self._value(self.nodes[rename.get(target, target)], env)
         result = result if part is None else result[part]
