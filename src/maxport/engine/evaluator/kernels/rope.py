@@ -1,0 +1,92 @@
+"""Rotary position embedding, alone and fused with the split of QKV and the cache store."""
+
+from __future__ import annotations
+
+import torch
+
+from maxport.engine.evaluator.call import Call, Unsupported, kernel
+from maxport.engine.evaluator.kernels.paged import KEYS, VALUES, PagedCache
+
+
+def rotate(
+    x: torch.Tensor, frequencies: torch.Tensor, *, interleaved: bool, first: bool = False
+) -> torch.Tensor:
+    """Rotate pairs of columns of every head.
+
+    Args:
+        x: [tokens, heads, head dim].
+        frequencies: [tokens, rotated dims], cosine and sine alternating.
+        interleaved: Pairs are neighbours (GPT-J); otherwise they lie half the rotated part apart.
+        first: When fewer dims are rotated than a head has, rotate the leading ones.
+    """
+    width, rotated = x.shape[-1], frequencies.shape[-1]
+    if not interleaved and rotated != width and not first:
+        raise Unsupported("half-split rope over part of a head, whose layout is not HF's")
+    cosine = frequencies[:, None, 0::2].to(torch.promote_types(x.dtype, frequencies.dtype))
+    sine = frequencies[:, None, 1::2].to(cosine.dtype)
+    keep, part = (
+        (x[..., rotated:], x[..., :rotated])
+        if first
+        else (
+            x[..., : width - rotated],
+            x[..., width - rotated :],
+        )
+    )
+    part = part.to(cosine.dtype)
+    if interleaved:
+        real, imaginary = part[..., 0::2], part[..., 1::2]
+    else:
+        real, imaginary = part.chunk(2, dim=-1)
+    turned = (real * cosine - imaginary * sine, imaginary * cosine + real * sine)
+    result = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    pieces = (result.to(x.dtype), keep) if first else (keep, result.to(x.dtype))
+    return torch.cat(pieces, -1) if keep.shape[-1] else result.to(x.dtype)
+
+
+@kernel("mo.rope_split_store.ragged.paged")
+def rope_split_store(call: Call, qkv: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    """Split [tokens, q + k + v], rotate q and k, store k and v, return q."""
+    offsets, frequencies, *operands, layer = rest
+    cache = PagedCache.from_operands(operands, layer)
+    _, position = cache.positions(offsets)
+    return split_rotate_store(call, qkv, frequencies[position], cache, offsets)
+
+
+@kernel("mo.rope_split_store.ragged.paged.with_position_id")
+def rope_split_store_at(call: Call, qkv: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    """As above at given positions, [sections, tokens]; sections share the head's dims (mRoPE)."""
+    offsets, frequencies, *operands, positions, layer = rest
+    cache = PagedCache.from_operands(operands, layer)
+    chosen = sectioned(frequencies, positions, str(call.attribute("mrope_section", "")))
+    return split_rotate_store(call, qkv, chosen, cache, offsets)
+
+
+def sectioned(frequencies: torch.Tensor, positions: torch.Tensor, ends: str) -> torch.Tensor:
+    """Frequencies of every token; column blocks ending at `ends` take successive position rows."""
+    by_row = frequencies[positions.long()]  # [sections, tokens, rotated dims]
+    if not ends:
+        return by_row[0]
+    pieces, start = [], 0
+    for row, end in enumerate(int(end) for end in ends.split("_")):
+        pieces.append(by_row[row, :, start:end])
+        start = end
+    return torch.cat(pieces, -1)
+
+
+def split_rotate_store(
+    call: Call,
+    qkv: torch.Tensor,
+    frequencies: torch.Tensor,
+    cache: PagedCache,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
+    """Shared tail of the fused kernels; `frequencies` is per token."""
+    heads, width = cache.blocks.shape[4:6]
+    kv = heads * width
+    q, k, v = qkv.split([qkv.shape[1] - 2 * kv, kv, kv], dim=1)
+    interleaved = bool(call.attribute("interleaved", True))
+    q = rotate(q.unflatten(1, (-1, width)), frequencies, interleaved=interleaved)
+    k = rotate(k.unflatten(1, (heads, width)), frequencies, interleaved=interleaved)
+    cache.store(KEYS, k, offsets)
+    cache.store(VALUES, v.unflatten(1, (heads, width)), offsets)
+    return q.flatten(1)

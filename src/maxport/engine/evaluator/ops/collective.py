@@ -1,0 +1,1 @@
+"""Ops of this family follow."""
