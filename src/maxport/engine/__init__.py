@@ -1,1 +1,1 @@
-"""See design: the engine layer."""
+"""Architectures, graphs, evaluation, compilation: the only package that imports `max`."""
