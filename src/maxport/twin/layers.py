@@ -7,6 +7,7 @@ periods such as `attn_layer_period` where no list already says the same.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,14 @@ def _is_per_layer(name: str, value: object, depth: int) -> bool:
     return depth > 2 or "layer" in name or "type" in name
 
 
+def _is_cycle(name: str, value: object, depth: int) -> bool:
+    """Whether `value` is a pattern of layer kinds that repeats over the depth."""
+    if not isinstance(value, list | tuple) or not 1 < len(value) < depth:
+        return False
+    named = name.endswith(("types", "type", "pattern"))
+    return named and all(isinstance(kind, str) for kind in value)
+
+
 def _is_runs(value: object) -> bool:
     """Whether `value` is a run-length per-layer list: [[[kind, kind], repeats], ...]."""
     return (
@@ -111,7 +120,7 @@ def _is_index_list(name: str, value: object, depth: int) -> bool:
     if not all(_is_int(v) and 0 <= v < depth for v in value):
         return False
     named = any(word in name for word in ("layer", "idx", "indices", "index"))
-    return named and all(a < b for a, b in zip(value, value[1:], strict=False))
+    return named and all(a < b for a, b in itertools.pairwise(value))
 
 
 def _kind(
@@ -142,6 +151,8 @@ def _active_periods(
     """(period, offset) of periods above 1 that the per-layer lists do not already express."""
     found: set[tuple[int, int | None]] = set()
     for name, value in values.items():
+        if _is_cycle(name, value, len(kinds)):
+            found.add((len(value), None))
         if role_of(name) == "period" and _is_int(value) and value > 1:
             offset = values.get(name.replace("period", "offset"))
             found.add((value, offset if _is_int(offset) else None))

@@ -43,6 +43,7 @@ _START: dict[str, tuple[int, int]] = {
     "dt_rank": (5, 2),
     "scalar_int": (51, 7),
     "scale_positions": (9, 2),
+    "small_scalar": (3, 2),
     "small_vocab": (64, 8),
     "small_dim": (48, 8),
     "width": (52, 12),
@@ -58,6 +59,7 @@ _FIXED: dict[str, Triple] = {
     "block": (4, 4, 4),
     "linear_key_heads": (2, 3, 4),
     "linear_value_heads": (4, 9, 16),
+    "kernel": (4, 3, 5),
     "image": (32, 32, 32),
     "patch": (16, 16, 16),
     "mamba_groups": (2, 2, 2),
@@ -65,6 +67,8 @@ _FIXED: dict[str, Triple] = {
 }
 _KEEP_SMALL = {"top_k": 1, "expert_groups": 1, "top_groups": 1, "mamba_groups": 1, "patch": 8}
 _UNKNOWN_ABOVE = 64
+_SCALARS = {"scalar", "eps", "softcap", "clip", "theta", "partial_rotary"}
+_WINDOWS: dict[str, Triple] = {"window": (5, 6, 7), "chunk": (9, 10, 11)}
 
 
 class FieldShrinker:
@@ -82,6 +86,7 @@ class FieldShrinker:
         options: Options,
         size: int,
         layers: int,
+        parent: FieldShrinker | None = None,
     ) -> None:
         self._config, self._values, self._canonical = config, values, canonical
         self._options, self._size, self._layers = options, size, layers
@@ -90,14 +95,19 @@ class FieldShrinker:
             role = self._role(name)
             if role and _is_int(value):
                 self._old.setdefault(role, value)
-        self._new: dict[Any, Any] = {}
-        self._pool = Allocator()
+        # A nested config shares its parent's numbers: equal sizes stay equal, others differ.
+        self._new: dict[Any, Any] = parent._new if parent else {}
+        self._pool: Allocator = parent._pool if parent else Allocator()
         self._reserve()
 
     def value(self, name: str, value: Any) -> Any:
         """The twin's value of field `name`, whose real value is `value`."""
+        if isinstance(value, bool) and "kernel" in name:
+            return False  # GPU kernels compute the same; twins run on a CPU
         if isinstance(value, bool) or value is None or isinstance(value, str):
             return value
+        if "quantization" in name or "compression" in name:
+            return None  # twins have plain float weights
         if isinstance(value, Mapping):
             return self._mapping(name, value)
         role = self._role(name)
@@ -107,6 +117,8 @@ class FieldShrinker:
             return value
         if isinstance(value, list | tuple):
             return self._sequence(name, value)
+        if _is_int(value) and role in _SCALARS and self._accepts_floats(name):
+            return self._float(name, role, float(value))
         if isinstance(value, float):
             return self._float(name, role, value)
         if _is_int(value):
@@ -130,11 +142,22 @@ class FieldShrinker:
         role = self._role(name) or ""
         return 1 if name == "n_shared_experts" else self._int(name, role, 8)
 
+    def _accepts_floats(self, name: str) -> bool:
+        """Whether a number that JSON wrote as an integer may be a float for the config class."""
+        annotation = getattr(type(self._config), "__annotations__", {}).get(name)
+        return annotation is None or "float" in str(annotation)
+
     def _role(self, name: str) -> str | None:
-        return role_of(name, self._canonical.get(name))
+        role = role_of(name, self._canonical.get(name))
+        scan_only = "state_size" in self._values and "expand" in self._values
+        if scan_only and role in ("heads", "head_dim"):
+            return {"heads": "mamba_heads", "head_dim": "mamba_head_dim"}[role]
+        return role
 
     def _reserve(self) -> None:
         plan = self._options.heads
+        for role in _WINDOWS:
+            self._pool.reserve(*self._window(role))
         for triple in (plan.heads, plan.kv_heads, plan.head_dim, plan.hidden):
             self._pool.reserve(*triple)
         for q, k, d in zip(plan.heads, plan.kv_heads, plan.head_dim, strict=True):
@@ -179,6 +202,8 @@ class FieldShrinker:
             return self._window(role)
         if role == "layers":
             return (self._layers,) * 3
+        if role in _SCALARS:
+            return self._pool.ints(max(round(value * 0.7), 2))
         if role in ("period", "offset", "layer_index", "last_layer_index", "shared_kv_layers"):
             return same
         if role == "positions" and self._dynamic_rope():
@@ -211,7 +236,7 @@ class FieldShrinker:
         if self._options.window:
             w = self._options.window
             return (w, w + 1, w + 2)
-        return (5, 6, 7) if role == "window" else (9, 10, 11)
+        return _WINDOWS[role]
 
     def _dynamic_rope(self) -> bool:
         """Dynamic scaling starts at max_position_embeddings, so short probes must go past it."""
@@ -270,7 +295,7 @@ class FieldShrinker:
     # -- floats -----------------------------------------------------------------------------
 
     def _float(self, name: str, role: str | None, value: float) -> float:
-        if not self._options.floats and role not in ("eps", "theta", "partial_rotary"):
+        if not self._options.floats and role not in ("eps", "theta"):
             return value
         if value == 0.0 or value != value or abs(value) == float("inf"):
             return value

@@ -79,9 +79,13 @@ _EXACT: dict[Role, str] = {
     "small_vocab": "pronunciation_vocab_size shape_vocab_size encoder_hash_byte_group_vocab "
     "codebook_size num_position_embeddings",
     "small_dim": "pronunciation_embed_dim shape_embed_dim base_channels num_filters",
+    "kernel": "conv_kernel conv_L_cache linear_conv_kernel_dim mamba_d_conv conv1d_width d_conv",
+    "small_scalar": "expansion_ratio alibi_bias_max intermediate_multiple_size "
+    "position_bias_max_distance",
     "image": "image_size",
     "patch": "patch_size",
-    "partial_rotary": "partial_rotary_factor rotary_pct rotary_percentage rope_pct rotary_emb_fraction",
+    "partial_rotary": "partial_rotary_factor rotary_pct rotary_percentage rope_pct "
+    "rotary_emb_fraction",
     "theta": "rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta "
     "compress_rope_theta rotary_base",
 }

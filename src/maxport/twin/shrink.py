@@ -106,6 +106,9 @@ def _candidates(
             for unknown in (True, False):
                 for plan in plans:
                     yield Options(plan, window, layers, floats, unknown, fill)
+    for more in (6, 12):  # layers that share weights come at least in pairs
+        if more > (layers or 0):
+            yield Options(plans[0], window, more, True, True, False)
 
 
 def _head_plans(config: PreTrainedConfig, head_dim: int | None) -> Iterator[HeadPlan]:
@@ -173,16 +176,18 @@ def _is_dataclass(cls: type) -> bool:
     return dataclasses.is_dataclass(cls)
 
 
-def shrink(config: PreTrainedConfig, options: Options, size: int) -> PreTrainedConfig:
+def shrink(
+    config: PreTrainedConfig, options: Options, size: int, parent: FieldShrinker | None = None
+) -> PreTrainedConfig:
     """One candidate twin at one size; may raise whatever the config class raises."""
     values = fields_of(config)
     canonical = {v: k for k, v in (getattr(config, "attribute_map", None) or {}).items()}
     plan: LayerPlan = plan_layers(values, canonical, options.layers)
-    shrinker = FieldShrinker(config, values, canonical, options, size, len(plan.kept))
+    shrinker = FieldShrinker(config, values, canonical, options, size, len(plan.kept), parent)
     new: dict[str, Any] = {}
     for name, value in values.items():
         if _is_config(value):
-            new[name] = shrink(value, options, size)
+            new[name] = shrink(value, options, size, shrinker)
         elif name in plan.values:
             new[name] = shrinker.per_layer(name, plan.values[name])
         else:
