@@ -3,8 +3,11 @@
 from maxport.engine.evaluator.kernels import (  # noqa: F401
     attention,
     cache,
+    misc,
     mla,
     moe,
+    projection,
     qk_norm,
     rope,
+    state_space,
 )

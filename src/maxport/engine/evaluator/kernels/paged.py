@@ -1,7 +1,8 @@
 """The paged key/value cache as MAX lays it out.
 
 `kv_blocks` is [pages, 2, layers, page size, heads, head dim]; axis 1 is keys and values (for MLA it
-has size 1). Row b of the lookup table lists the pages of sequence b; `cache_lengths[b]` tokens are there before this step.
+has size 1). Row b of the lookup table lists the pages of sequence b; `cache_lengths[b]` tokens are
+there before this step.
 """
 
 from __future__ import annotations
