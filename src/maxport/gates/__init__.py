@@ -1,1 +1,125 @@
-"""See design: the gates layer."""
+"""Checks of a port directory that need no compile: one file per gate.
+
+`run_gates` opens the checkpoint, has the port imported and its graph built in a fresh process, and
+asks every gate for one result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from maxport.checkpoint import Checkpoint, open_checkpoint
+from maxport.errors import MaxportError
+from maxport.gates import (
+    adapter,
+    arch,
+    build,
+    docstrings,
+    import_smoke,
+    lint,
+    preflight,
+    registry_dry_run,
+    tied,
+)
+from maxport.gates.base import Finding, GateResult, Port, Subject
+from maxport.gates.probe import run_probe
+
+__all__ = ["GATES", "Finding", "GateResult", "Subject", "run_gates"]
+
+#: The gates in the order they are reported: a failure often explains those below it.
+GATES: tuple[tuple[str, Callable[[Subject], GateResult]], ...] = (
+    (preflight.NAME, preflight.check),
+    (import_smoke.NAME, import_smoke.check),
+    (registry_dry_run.NAME, registry_dry_run.check),
+    (arch.NAME, arch.check),
+    (build.NAME, build.check),
+    (adapter.NAME, adapter.check),
+    (tied.NAME, tied.check),
+    (lint.NAME, lint.check),
+    (docstrings.NAME, docstrings.check),
+)
+
+
+def run_gates(
+    model: str,
+    port_dir: Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    device: str = "cpu",
+    encoding: str | None = None,
+    limit_s: float = 120.0,
+) -> list[GateResult]:
+    """All gates on one port.
+
+    Args:
+        model: Checkpoint folder or Hub id.
+        port_dir: The folder given to `--custom-architectures`.
+        revision: Branch, tag or commit on the Hub.
+        trust_remote_code: Whether code in the checkpoint may be used.
+        device: `cpu` or `gpu`, simulated where there is none.
+        encoding: Dtype to build in; the one the tensors are stored in if None.
+        limit_s: Seconds after which building is stopped.
+
+    Raises:
+        MaxportError: No such port folder, or nothing that is a checkpoint.
+    """
+    if not port_dir.is_dir():
+        raise MaxportError("no such port directory", where=str(port_dir), fix="check --port-dir")
+    checkpoint, config, trouble = _open(model, revision, trust_remote_code)
+    folder = port_dir.resolve()
+    class_name = _class_name(config)
+    weights = checkpoint if checkpoint is not None and checkpoint.tensors else None
+    subject = Subject(
+        port=Port(folder),
+        class_name=class_name,
+        config=config,
+        checkpoint=checkpoint,
+        trouble=trouble,
+        steps={},
+        device=device,
+    )
+    steps = run_probe(
+        folder,
+        class_name,
+        model=weights.weights_folder() if weights is not None else None,
+        device=device,
+        encoding=encoding or _encoding(subject),
+        limit_s=limit_s,
+    )
+    subject = Subject(**{**vars(subject), "steps": steps})
+    return [gate(subject) for _name, gate in GATES]
+
+
+def _open(
+    model: str, revision: str | None, trust: bool
+) -> tuple[Checkpoint | None, dict[str, Any], MaxportError | None]:
+    """The checkpoint, or what is wrong with its weights if it has at least a config.json."""
+    try:
+        checkpoint = open_checkpoint(
+            model, revision=revision, trust_remote_code=trust, inspect_only=True
+        )
+    except MaxportError as error:
+        path = Path(model) / "config.json"
+        try:
+            config = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            raise error from None
+        if not isinstance(config, dict):
+            raise
+        return None, config, error
+    return checkpoint, checkpoint.config, None
+
+
+def _class_name(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _encoding(subject: Subject) -> str:
+    """The encoding of the stored dtype; float32 where MAX has none for it."""
+    wanted = arch.ENCODING.get(arch.stored_dtype(subject), "float32")
+    return wanted if wanted in ("float32", "bfloat16") else "float32"
