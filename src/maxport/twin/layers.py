@@ -29,7 +29,15 @@ def depth_of(values: Mapping[str, Any], canonical: Mapping[str, str]) -> int | N
     """The number of layers a config's values state, or None if no field states one."""
     names = [n for n in values if role_of(n, canonical.get(n)) == "layers" and _is_int(values[n])]
     names.sort(key=lambda n: (canonical.get(n, n) != "num_hidden_layers", n.startswith("encoder")))
-    return values[names[0]] if names else None
+    if names:
+        depth: int = values[names[0]]
+        return depth
+    lists = [v for k, v in values.items() if _names_layers(k) and isinstance(v, list | tuple)]
+    return max((len(v) for v in lists if all(isinstance(x, str) for x in v)), default=None)
+
+
+def _names_layers(name: str) -> bool:
+    return "layer" in name and name.endswith(("types", "type"))
 
 
 def plan_layers(
@@ -50,7 +58,7 @@ def plan_layers(
     lists.update({k: v for k, v in runs.items() if len(v) == depth})
     indices = {k: v for k, v in values.items() if k not in lists and _is_index_list(k, v, depth)}
     kinds = [_kind(i, depth, values, lists, indices) for i in range(depth)]
-    periods = _active_periods(values, kinds)
+    periods = _active_periods(values, kinds, bool(lists))
     if periods:
         kinds = [(*k, *(_phase(i, p, o) for p, o in periods)) for i, k in enumerate(kinds)]
         kept = _prefix(kinds)
@@ -146,12 +154,12 @@ def _kind(
 
 
 def _active_periods(
-    values: Mapping[str, Any], kinds: Sequence[tuple[Any, ...]]
+    values: Mapping[str, Any], kinds: Sequence[tuple[Any, ...]], listed: bool
 ) -> list[tuple[int, int | None]]:
     """(period, offset) of periods above 1 that the per-layer lists do not already express."""
     found: set[tuple[int, int | None]] = set()
     for name, value in values.items():
-        if _is_cycle(name, value, len(kinds)):
+        if not listed and _is_cycle(name, value, len(kinds)):
             found.add((len(value), None))
         if role_of(name) == "period" and _is_int(value) and value > 1:
             offset = values.get(name.replace("period", "offset"))

@@ -31,7 +31,6 @@ _START: dict[str, tuple[int, int]] = {
     "expert_intermediate": (44, 8),
     "vocab": (211, 14),
     "positions": (416, 16),
-    "original_positions": (18, 4),
     "experts": (10, 2),
     "rank": (26, 4),
     "nope_dim": (18, 4),
@@ -39,7 +38,8 @@ _START: dict[str, tuple[int, int]] = {
     "value_dim": (22, 4),
     "index_dim": (32, 6),
     "state": (9, 2),
-    "linear_dim": (17, 2),
+    "linear_key_dim": (14, 4),
+    "linear_value_dim": (14, 4),
     "dt_rank": (5, 2),
     "scalar_int": (51, 7),
     "scale_positions": (9, 2),
@@ -68,6 +68,9 @@ _FIXED: dict[str, Triple] = {
 _KEEP_SMALL = {"top_k": 1, "expert_groups": 1, "top_groups": 1, "mamba_groups": 1, "patch": 8}
 _UNKNOWN_ABOVE = 64
 _SCALARS = {"scalar", "eps", "softcap", "clip", "theta", "partial_rotary"}
+_ORIGINAL_POSITIONS: Triple = (18, 22, 26)  # short probes must go past it
+# Roles whose fields are different quantities, even where a checkpoint gives them one value.
+_BY_NAME = {"intermediate", "expert_intermediate", "rank"}
 _WINDOWS: dict[str, Triple] = {"window": (5, 6, 7), "chunk": (9, 10, 11)}
 
 
@@ -156,6 +159,7 @@ class FieldShrinker:
 
     def _reserve(self) -> None:
         plan = self._options.heads
+        self._pool.reserve(*_ORIGINAL_POSITIONS)
         for role in _WINDOWS:
             self._pool.reserve(*self._window(role))
         for triple in (plan.heads, plan.kv_heads, plan.head_dim, plan.hidden):
@@ -171,7 +175,7 @@ class FieldShrinker:
         return int(self._triple(name, role, value)[self._size])
 
     def _triple(self, name: str, role: str | None, value: int) -> Triple:
-        key = (role or name, value)
+        key = (name if role in _BY_NAME else role or name, value)
         if key not in self._new:
             self._new[key] = self._make(name, role, value)
         triple: Triple = self._new[key]
@@ -200,6 +204,8 @@ class FieldShrinker:
             return self._by_role("vocab")
         if role in ("window", "chunk"):
             return self._window(role)
+        if role == "double_window":  # half of it on each side of a token
+            return _times(self._window("window"), 2)
         if role == "layers":
             return (self._layers,) * 3
         if role in _SCALARS:
@@ -207,9 +213,9 @@ class FieldShrinker:
         if role in ("period", "offset", "layer_index", "last_layer_index", "shared_kv_layers"):
             return same
         if role == "positions" and self._dynamic_rope():
-            return self._pool.ints(18, step=4)
+            return self._pool.ints(17, step=4)
         if role == "original_positions":
-            return self._pool.ints(*_START[role][:1], step=_START[role][1])
+            return _ORIGINAL_POSITIONS
         if role and role.startswith("mamba"):
             return self._mamba(role, same)
         if role in ("width", None) or role not in {**_START, **_FIXED}:

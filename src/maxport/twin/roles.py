@@ -37,8 +37,9 @@ _EXACT: dict[Role, str] = {
     "positions": "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions "
     "max_source_positions context_length seq_length max_sequence_length position_bias_num_buckets",
     "original_positions": "original_max_position_embeddings",
-    "window": "sliding_window window_size attention_window_size keep_window_size local_attention "
+    "window": "sliding_window window_size attention_window_size keep_window_size "
     "local_attn_chunk_length lsh_attn_chunk_length mem_len sliding_window_size",
+    "double_window": "local_attention",
     "chunk": "attention_chunk_size",
     "rotary_dim": "rotary_dim rotary_ndims",
     "experts": "num_experts num_local_experts n_routed_experts moe_num_experts",
@@ -72,7 +73,8 @@ _EXACT: dict[Role, str] = {
     "dt_rank": "time_step_rank mamba_dt_rank",
     "linear_key_heads": "linear_num_key_heads",
     "linear_value_heads": "linear_num_value_heads",
-    "linear_dim": "linear_key_head_dim linear_value_head_dim",
+    "linear_key_dim": "linear_key_head_dim",
+    "linear_value_dim": "linear_value_head_dim",
     "block": "block_size",
     "scalar_int": "query_pre_attn_scalar",
     "scale_positions": "floor_scale",

@@ -25,14 +25,14 @@ def _plan(heads: Triple, kv: Triple, dim: Triple, per_head: Triple) -> HeadPlan:
     return HeadPlan(heads, kv, dim, (hidden[0], hidden[1], hidden[2]))
 
 
-# Query heads of the three sizes with a head_dim that keeps the hidden size small. Both lists keep
-# one answer to "is the number of heads a power of two" over all sizes: ALiBi's slopes depend on it.
-_POWERS = (((4, 8, 16), (20, 16, 12)),)
-_OTHERS = (((6, 12, 10), (20, 12, 16)), ((12, 20, 28), (12, 8, 6)))
+# (query heads, hidden / heads, explicit head_dim). Each list keeps one answer to "is the number of
+# heads a power of two" over all sizes: ALiBi's slopes depend on it.
+_POWERS = (((4, 8, 16), (20, 16, 12), (28, 24, 20)),)
+_OTHERS = (((6, 12, 10), (20, 14, 16), (28, 16, 24)), ((12, 20, 28), (16, 8, 6), (10, 12, 14)))
 # (query heads, kv heads, explicit head_dim, hidden / heads, derived head_dim). The groups
 # (heads / kv heads) differ too, so that no repeat count is the same number at every size.
-_GROUPED = ((6, 8, 12), (2, 4, 3), (20, 24, 16), (16, 14, 12), (20, 16, 12))
-_GROUPED_POWERS = ((8, 16, 32), (2, 8, 4), (20, 12, 10), (14, 8, 6), (16, 12, 6))
+_GROUPED = ((6, 8, 12), (2, 4, 3), (20, 24, 16), (16, 14, 10), (20, 16, 14))
+_GROUPED_POWERS = ((8, 16, 32), (2, 8, 4), (20, 12, 10), (14, 10, 6), (16, 12, 6))
 
 
 def head_plans(
@@ -59,13 +59,14 @@ def head_plans(
                     yield _plan(q, k, derived, derived)
     ones = (1, 1, 1)
     first, second = (_POWERS, _OTHERS) if heads & (heads - 1) == 0 else (_OTHERS, _POWERS)
-    for q, dim in (*first, *second):
-        if head_dim:
-            dim = (head_dim, head_dim, head_dim)
+    for q, per_head, dim in (*first, *second):
         groups = ones if kv == "single" else q
-        if explicit and not head_dim:
-            yield _plan(q, groups, (dim[0] + 4, dim[1] + 8, dim[2] + 12), dim)
-        yield _plan(q, groups, dim, dim)
+        derived = per_head
+        if head_dim:
+            dim = derived = (head_dim, head_dim, head_dim)
+        if explicit:
+            yield _plan(q, groups, dim, per_head)
+        yield _plan(q, groups, derived, derived)
 
 
 class Allocator:
@@ -98,9 +99,10 @@ class Allocator:
             aim = round(limit * 0.65)
             offsets = sorted(range(2 - aim, limit - aim), key=abs)
             evens = [aim + offset for offset in offsets if (aim + offset) % 2 == 0]
-            value = next((v for v in evens if v not in self._ints), evens[0] if evens else limit)
-            found.append(value)
-            self._ints.add(value)
+            free = [v for v in evens if v not in found and v != limit // 2]
+            unused = [v for v in free if v not in self._ints and abs(v - aim) <= 3]
+            found.append((unused or free or evens or [limit])[0])
+        self._ints.update(found)
         return (found[0], found[1], found[2])
 
     def near(self, value: float, *, low: float = 0.7, high: float = 1.36) -> FloatTriple:
