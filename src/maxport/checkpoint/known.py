@@ -47,6 +47,29 @@ def causal_lm_classes() -> dict[str, str]:
     return dict(pairs)
 
 
+@cache
+def attribute_map(model_type: str) -> dict[str, str]:
+    """Common name -> this model's own config key, as its config class declares (n_embd and such).
+
+    Source: `attribute_map` of the class in transformers/models/*/configuration_*.py. Empty for a
+    model type that transformers does not know or that maps nothing.
+    """
+    first = {key: value for key, value in _pairs("auto_mappings.py", "CONFIG_MAPPING_NAMES")}
+    moved = dict(_pairs("auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME"))
+    name = moved.get(model_type, model_type.replace("-", "_"))
+    path = _root() / "models" / name / f"configuration_{name}.py"
+    wanted = first.get(model_type)
+    if wanted is None or not path.is_file():
+        return {}
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == wanted:
+            for statement in node.body:
+                if _target(statement) == "attribute_map":
+                    value = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+                    return dict(value)
+    return {}
+
+
 def _pairs(file: str, table: str) -> list[tuple[str, str]]:
     """String pairs written in the assignments to, and updates of, tables named like `table`."""
     found: list[tuple[str, str]] = []
@@ -87,12 +110,16 @@ def _target(node: ast.stmt) -> str:
     return ""
 
 
-@cache
-def _tree(file: str) -> ast.Module:
+def _root() -> Path:
     spec = find_spec("transformers")
     if spec is None or spec.origin is None:
         raise MaxportError("transformers is not installed", fix='run "pip install maxport"')
-    path = Path(spec.origin).parent / "models" / "auto" / file
+    return Path(spec.origin).parent
+
+
+@cache
+def _tree(file: str) -> ast.Module:
+    path = _root() / "models" / "auto" / file
     try:
         return ast.parse(path.read_text("utf-8"))
     except (OSError, SyntaxError) as error:
