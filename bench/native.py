@@ -1,0 +1,194 @@
+"""Every text and embedding architecture that MAX registers, V2 and V3, against transformers.
+
+Each row builds one architecture on a twin checkpoint, evaluates the graph, and compares logits with
+transformers: `equal`, `differs` (by how much, and which config field removes the difference),
+`cannot-load` (MAX's message), or `no-reference` (transformers has no such class).
+
+    python bench/native.py                      all rows that bench/results/native.json lacks
+    python bench/native.py Olmo2ForCausalLM     both lanes of one class, again
+    python bench/native.py --jobs 16            on a bigger machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+ROW = Path(__file__).with_name("native_row.py")
+V3 = "_ModuleV3"
+TASKS = ("TEXT_GENERATION", "EMBEDDINGS_GENERATION")
+
+#: Where and in which precision to try, until one builds. float32 shows differences rounding-free;
+#: many architectures take GPUs (simulated here) or bfloat16 only.
+ATTEMPTS = (("cpu", "float32"), ("gpu", "float32"), ("gpu", "bfloat16"))
+ROW_SECONDS = 900
+
+
+def architectures() -> list[tuple[str, str]]:
+    """(class name, lane) of every text and embedding architecture MAX registers."""
+    from maxport.engine.registry import native_architecture, native_names
+
+    found = []
+    for registered in native_names():
+        lane = "v3" if registered.endswith(V3) else "v2"
+        name = registered.removesuffix(V3)
+        if native_architecture(name, lane).task.name in TASKS:
+            found.append((name, lane))
+    return found
+
+
+def run_row(name: str, lane: str, cause_seconds: float) -> dict[str, Any]:
+    """Try the attempts in processes of their own; the first that builds gives the verdict."""
+    refusals: dict[str, str] = {}
+    row: dict[str, Any] = {}
+    for device, encoding in ATTEMPTS:
+        row = run_process(name, lane, device, encoding, cause_seconds)
+        if row["verdict"] != "cannot-load":
+            break
+        refusals[f"{device} {encoding}"] = row["why"]
+    if refusals:
+        row["refused"] = refusals
+    return {"name": f"{name} {lane}", **row}
+
+
+def run_process(
+    name: str, lane: str, device: str, encoding: str, cause_seconds: float
+) -> dict[str, Any]:
+    """One attempt; a process that fails or takes too long is an `error`."""
+    base: dict[str, Any] = {"device": device, "encoding": encoding, "engine": "evaluate"}
+    with tempfile.TemporaryDirectory(prefix="maxport-native-") as temp:
+        out = Path(temp) / "row.json"
+        command = [sys.executable, str(ROW), name, lane, device, encoding, "--out", str(out)]
+        command += ["--cause", str(cause_seconds)]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=ROW_SECONDS,
+                env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
+            )
+        except subprocess.TimeoutExpired:
+            return {**base, "verdict": "error", "why": f"took longer than {ROW_SECONDS} s"}
+        if out.exists():
+            return dict(json.loads(out.read_text("utf-8")))
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return {**base, "verdict": "error", "why": last[:400]}
+
+
+class Store:
+    """The rows so far, written after every one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "native.json"
+        self.table = folder / "native.md"
+        folder.mkdir(parents=True, exist_ok=True)
+        old = json.loads(self.path.read_text("utf-8")) if self.path.exists() else {"rows": []}
+        self.rows: dict[str, dict[str, Any]] = {row["name"]: row for row in old["rows"]}
+        self._lock = threading.Lock()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row and rewrite both files."""
+        with self._lock:
+            self.rows[row["name"]] = row
+            rows = [self.rows[name] for name in sorted(self.rows)]
+            content = {
+                "bench": "native",
+                "made": datetime.date.today().isoformat(),
+                "versions": versions(),
+                "machine": f"{os.cpu_count()} cores {platform.machine()}",
+                "rows": rows,
+            }
+            replace(self.path, json.dumps(content, indent=1) + "\n")
+            replace(self.table, table(rows, content["versions"]))
+
+
+def replace(path: Path, text: str) -> None:
+    """Write beside `path`, then move into place."""
+    temp = path.with_suffix(path.suffix + ".new")
+    temp.write_text(text, "utf-8")
+    temp.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the verdicts depend on."""
+    import importlib.metadata
+
+    names = ("max", "transformers", "torch", "maxport")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def table(rows: list[dict[str, Any]], used: dict[str, str]) -> str:
+    """The rows as Markdown."""
+    counts = {v: sum(r["verdict"] == v for r in rows) for v in sorted({r["verdict"] for r in rows})}
+    lines = [
+        "# MAX's own architectures against transformers",
+        "",
+        "Made by `make bench-native`: a twin checkpoint per class, the built graph evaluated on "
+        "torch, logits of a ragged prefill, chunks and decode steps compared.",
+        "",
+        ", ".join(f"{name} {version}" for name, version in used.items()) + ".",
+        "",
+        "; ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
+        "",
+        "| architecture | lane | verdict | built for | max diff | tolerance | why |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name, lane = row["name"].split()
+        lines.append(
+            f"| {name} | {lane} | {row['verdict']} | {row['device']} {row['encoding']} | "
+            f"{_number(row.get('max_diff'))} | {_number(row.get('tolerance'))} | "
+            f"{row.get('why', '').replace('|', '/')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
+def main() -> None:
+    """Run the rows that are asked for, or missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="class names, optionally NAME:LANE")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cause", type=float, default=120, help="seconds to look for a cause")
+    parser.add_argument("--verdict", help="run the rows again that have this verdict")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    store = Store(arguments.out)
+    wanted = {name.partition(":")[::2] for name in arguments.names}
+    todo = [
+        (name, lane)
+        for name, lane in architectures()
+        if ((name, lane) in wanted or (name, "") in wanted)
+        or (not wanted and _missing(store.rows.get(f"{name} {lane}"), arguments.verdict))
+    ]
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        jobs = [pool.submit(run_row, name, lane, arguments.cause) for name, lane in todo]
+        for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
+            row = job.result()
+            store.add(row)
+            print(
+                f"[{number}/{len(todo)}] {row['name']}: {row['verdict']} {row['why']}", flush=True
+            )
+
+
+def _missing(row: dict[str, Any] | None, verdict: str | None) -> bool:
+    return row["verdict"] == verdict if row is not None and verdict else row is None
+
+
+if __name__ == "__main__":
+    main()
