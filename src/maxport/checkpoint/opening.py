@@ -71,6 +71,16 @@ class Checkpoint:
         """Stored bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A small JSON file of the checkpoint (tokenizer_config.json); None if it is not there.
+
+        Raises:
+            MaxportError: It is malformed or cannot be fetched.
+        """
+        if name not in self._source.files():
+            return None
+        return parse_object(self._source.read(name), name, self._source.where)
+
     def weights_folder(self) -> Path:
         """Local folder with config, tokenizer and every shard; downloads them from the Hub once.
 
