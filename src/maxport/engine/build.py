@@ -66,6 +66,7 @@ def build_port(
     devices: int = 1,
     encoding: str = "float32",
     max_length: int | None = None,
+    check_kernels: bool = True,
 ) -> BuiltGraph:
     """Build the graph of the port in `port_dir` for the checkpoint in `model_dir`.
 
@@ -77,6 +78,7 @@ def build_port(
         devices: How many devices to spread the model over.
         encoding: MAX's name of the working precision; any one, also if serving would refuse it.
         max_length: Longest sequence in tokens; the checkpoint's own limit if None.
+        check_kernels: Check every kernel call against its signature, as serving does.
 
     Raises:
         MaxportError: The port does not import, is not for this checkpoint, or does not build.
@@ -101,6 +103,7 @@ def build_port(
             devices=devices,
             encoding=encoding,
             max_length=max_length,
+            check_kernels=check_kernels,
             where=str(port_dir),
         )
 
@@ -115,6 +118,7 @@ def build_native(
     devices: int = 1,
     encoding: str = "float32",
     max_length: int | None = None,
+    check_kernels: bool = True,
 ) -> BuiltGraph:
     """Build the graph of MAX's own architecture `class_name`; arguments as for `build_port`.
 
@@ -135,6 +139,7 @@ def build_native(
         devices=devices,
         encoding=encoding,
         max_length=max_length,
+        check_kernels=check_kernels,
         where=architecture.name,
     )
 
@@ -169,6 +174,7 @@ def _build(
     devices: int,
     encoding: str,
     max_length: int | None,
+    check_kernels: bool,
     where: str,
 ) -> BuiltGraph:
     if return_logits not in RETURN_LOGITS:
@@ -177,7 +183,7 @@ def _build(
     try:
         with registry.registered(architecture, class_name, encoding) as arch:
             config = _pipeline_config(arch, model_dir, specs, encoding, max_length)
-            model, recorded = _construct(arch, config, specs, device, return_logits)
+            model, recorded = _construct(arch, config, specs, device, return_logits, check_kernels)
     except MaxportError:
         raise
     except Exception as error:
@@ -231,7 +237,12 @@ def _pipeline_config(
 
 
 def _construct(
-    arch: Any, config: Any, specs: list[Any], device: str, return_logits: str
+    arch: Any,
+    config: Any,
+    specs: list[Any],
+    device: str,
+    return_logits: str,
+    check_kernels: bool,
 ) -> tuple[Any, list[Any]]:
     """The pipeline model, its compiles recorded; see max TextGenerationPipeline.__init__."""
     from max.driver import is_virtual_device_mode, load_devices
@@ -255,7 +266,7 @@ def _construct(
         "variable": ReturnLogits.VARIABLE,
     }[return_logits]
     simulated = device == "cpu" or is_virtual_device_mode()
-    with recording(loaded, simulated=simulated) as session:
+    with recording(loaded, simulated=simulated, check_kernels=check_kernels) as session:
         model = arch.pipeline_model(
             pipeline_config=config,
             session=session,

@@ -95,14 +95,20 @@ class RecordingSession:
 
 
 @contextlib.contextmanager
-def recording(devices: list[Any], *, simulated: bool) -> Iterator[RecordingSession]:
+def recording(
+    devices: list[Any], *, simulated: bool, check_kernels: bool = True
+) -> Iterator[RecordingSession]:
     """A session that records, and MAX patched so that ModuleV3 compiles end in it too.
 
     Args:
         devices: Driver devices the model is built for.
         simulated: The devices cannot hold signal buffers (CPU or virtual), so none are allocated.
+        check_kernels: Let MAX check every kernel call against the kernel's signature, most of the
+            time of a build; unneeded for a second graph of the same calls.
     """
     import max.experimental.compilation as compilation
+    import max.graph.graph as graph_module
+    import max.pipelines.lib.log_probabilities as log_probabilities
 
     recorder = RecordingSession(devices)
 
@@ -115,6 +121,16 @@ def recording(devices: list[Any], *, simulated: bool) -> Iterator[RecordingSessi
     level = quiet.level
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(compilation.CompiledCallable, "__init__", record))
+        # A graph of its own beside the model's, which nothing here runs.
+        stack.enter_context(
+            mock.patch.object(
+                log_probabilities, "log_probabilities_ragged_graph", lambda *a, **k: None
+            )
+        )
+        if not check_kernels:
+            library = graph_module.KernelLibrary
+            unchecked = mock.patch.object(library, "verify_custom_op", lambda self, op: None)
+            stack.enter_context(unchecked)
         if simulated:
             for patch in _without_signals():
                 stack.enter_context(patch)

@@ -1,1 +1,6 @@
-"""See design: the verify layer."""
+"""The judge: a port's logits against Hugging Face's, with tolerances taken from the reference."""
+
+from maxport.verify.judge import TIERS, verify_port
+from maxport.verify.report import Report
+
+__all__ = ["TIERS", "Report", "verify_port"]
