@@ -27,6 +27,8 @@ class Merged:
 
 BATCH = Merged(batch=True, tokens=False)
 TOKENS = Merged(batch=False, tokens=True)
+#: A length-dependent size that is no product of batch, tokens and a number.
+ODD = Merged(batch=False, tokens=True, rest=-1)
 Size = int | Merged
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from maxport.errors import MaxportError
-from maxport.idioms.base import PROOF_TOKENS, Recogniser, concrete_size
+from maxport.idioms.base import PROOF_TOKENS, Recogniser
 from maxport.ir import BATCH, TOKENS, Merged, Node, Param, Ref
 
 _HIDDEN = -5e3
@@ -129,15 +129,16 @@ def _written_out(recogniser: Recogniser, softmax: Node) -> None:
 
 def probe(recogniser: Recogniser, scores: Node, softmax: Node) -> Scores | None:
     """Measure the function from raw scores to the softmax's input; None if it is no known one."""
-    shape = tuple(concrete_size(s) for s in scores.shape)
+    shape = recogniser.concrete(scores.shape)
+    positions = _positions(recogniser.values.batch)
     source = softmax.args[0]
 
     def at(level: float) -> np.ndarray:
         raw = np.full(shape, level)
         if scores.op == "baddbmm":
-            added = recogniser.values.run(scores.args[0].name, _POSITIONS)
+            added = recogniser.values.run(scores.args[0].name, positions)
             raw = scores.attrs.get("alpha", 1) * raw + scores.attrs.get("beta", 1) * added
-        out = recogniser.values.run(source.name, {scores.name: raw, **_POSITIONS})
+        out = recogniser.values.run(source.name, {scores.name: raw, **positions})
         return np.asarray(out).reshape(-1, PROOF_TOKENS, PROOF_TOKENS)
 
     f0, f1, f3 = at(0.0), at(1.0), at(3.0)
@@ -150,16 +151,18 @@ def probe(recogniser: Recogniser, scores: Node, softmax: Node) -> Scores | None:
     if np.abs(gain - scale).max() > 1e-6 or np.abs((f3 - f0)[:, visible] - 3 * scale).max() > 1e-5:
         return None
     named = _name_mask(visible)
-    slopes = _slopes(f0, visible)
+    slopes = _slopes(f0, visible, recogniser.values.batch)
     if named is None or slopes is None:
         return None
     return Scores(scale, *named, slopes)
 
 
-_POSITIONS = {
-    "positions": np.broadcast_to(np.arange(PROOF_TOKENS), (11, PROOF_TOKENS)).copy(),
-    "tokens": np.ones((11, PROOF_TOKENS), dtype=np.int64),
-}
+def _positions(batch: int) -> dict[str, np.ndarray]:
+    """The graph's inputs: every sequence at positions 0, 1, 2, ..."""
+    return {
+        "positions": np.broadcast_to(np.arange(PROOF_TOKENS), (batch, PROOF_TOKENS)).copy(),
+        "tokens": np.ones((batch, PROOF_TOKENS), dtype=np.int64),
+    }
 
 
 def _name_mask(visible: np.ndarray) -> tuple[str, int] | None:
@@ -174,7 +177,7 @@ def _name_mask(visible: np.ndarray) -> tuple[str, int] | None:
     return None
 
 
-def _slopes(f0: np.ndarray, visible: np.ndarray) -> tuple[float, ...] | None:
+def _slopes(f0: np.ndarray, visible: np.ndarray, batch: int) -> tuple[float, ...] | None:
     """ALiBi slopes per head from the scores at raw score 0; () for none, None for another bias."""
     i, j = np.arange(PROOF_TOKENS)[:, None], np.arange(PROOF_TOKENS)[None]
     bias = f0 - np.diagonal(f0, axis1=1, axis2=2)[..., None]
@@ -184,7 +187,7 @@ def _slopes(f0: np.ndarray, visible: np.ndarray) -> tuple[float, ...] | None:
         return None
     if np.abs(slope).max() < 1e-9:
         return ()
-    heads = len(slope) // 11 if len(slope) % 11 == 0 else len(slope)
+    heads = len(slope) // batch if len(slope) % batch == 0 else len(slope)
     return tuple(float(s) for s in slope[:heads])
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from maxport.ir import Const, Graph, Merged, Node, Param, Ref, walk_values
+from maxport.ir import Graph, Node, Param, Ref, Size
 
-#: Sizes of the symbolic axes in every numeric proof.
-PROOF_BATCH, PROOF_TOKENS = 11, 13
+#: Length of the token axis in every numeric proof.
+PROOF_TOKENS = 13
 #: Largest difference, relative to the largest value, at which an idiom is accepted in float64.
 TOLERANCE = 1e-9
 
@@ -19,7 +19,9 @@ TOLERANCE = 1e-9
 class Values(Protocol):
     """Ground truth: runs any part of the traced model in float64."""
 
-    def run(self, target: str, feeds: Mapping[str, np.ndarray], part: int | None = None) -> Any:
+    batch: int
+
+    def run(self, target: str, feeds: Mapping[str, Any], part: int | None = None) -> Any:
         """The value of node `target` for the given values of other nodes."""
         ...
 
@@ -38,7 +40,7 @@ class Candidate:
         inputs: Values it reads.
         attrs: Its parameters: weights (`Param`), numbers, flags.
         formula: The idiom in numpy: input arrays to the result.
-        positive: Whether the proof's inputs must be positive.
+        tolerance: Largest relative difference; wider where the model stores rounded tables.
     """
 
     final: str
@@ -46,7 +48,7 @@ class Candidate:
     inputs: list[Any]
     attrs: dict[str, Any]
     formula: Callable[..., np.ndarray]
-    positive: bool = False
+    tolerance: float = TOLERANCE
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Recogniser:
         shape = node.shape[ref.part] if ref.part is not None else node.shape
         self.seed += 1
         rng = np.random.default_rng(self.seed)
-        concrete = tuple(concrete_size(s) for s in shape)
+        concrete = self.concrete(shape)
         if "int" in node.dtype:
             return rng.integers(0, 7, concrete)
         return rng.standard_normal(concrete) * 1.5
@@ -90,13 +92,17 @@ class Recogniser:
         truth = np.asarray(self.values.run(candidate.final, feeds), dtype=np.float64)
         proposed = np.asarray(candidate.formula(*[arrays[r] for r in refs]), dtype=np.float64)
         difference = relative_difference(truth, proposed)
-        accepted = difference <= TOLERANCE
+        accepted = difference <= candidate.tolerance
         self.note(candidate.op, node.scope, candidate.attrs, accepted, difference)
         if accepted:
             node.op, node.args, node.attrs = candidate.op, list(candidate.inputs), candidate.attrs
             node.proof = f"float64, difference {difference:.1e}"
             self.graph.sweep()
         return accepted
+
+    def concrete(self, shape: Sequence[Size]) -> tuple[int, ...]:
+        """A traced shape with the symbolic axes at the proof's sizes."""
+        return tuple(concrete_size(s, self.values.batch) for s in shape)
 
     def note(
         self, op: str, scope: str, attrs: dict[str, Any], accepted: bool, difference: float
@@ -115,11 +121,11 @@ class Recogniser:
         return feeds
 
 
-def concrete_size(size: int | Merged) -> int:
+def concrete_size(size: Size, batch: int) -> int:
     """A traced size with the symbolic axes at the proof's sizes."""
     if isinstance(size, int):
         return size
-    return size.rest * (PROOF_BATCH if size.batch else 1) * (PROOF_TOKENS if size.tokens else 1)
+    return size.rest * (batch if size.batch else 1) * (PROOF_TOKENS if size.tokens else 1)
 
 
 def relative_difference(truth: np.ndarray, proposed: np.ndarray) -> float:
@@ -151,8 +157,3 @@ def weight_of(value: Any, nodes: Mapping[str, Node]) -> tuple[Param | None, floa
         else:
             return None, 0.0
     return (value, offset) if isinstance(value, Param) else (None, 0.0)
-
-
-def reads_only_weights(node: Node) -> bool:
-    """Whether a node reads no other node's value."""
-    return not any(isinstance(v, Ref | Const) for v in walk_values([node.args, node.attrs]))

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maxport.idioms.base import PROOF_BATCH, PROOF_TOKENS, Candidate, Recogniser, concrete_size
+from maxport.idioms.base import PROOF_TOKENS, Candidate, Recogniser
 from maxport.ir import BATCH, TOKENS, Graph, Node, Ref
+
+
+#: Models may store tables of sines in float32.
+_STORED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ def _accept(recogniser: Recogniser, end: str, source: Ref) -> bool:
 
     attrs = {"rotation": rotation}
     inputs = [source, Ref("positions")]
-    return recogniser.accept(Candidate(end, "rope", inputs, attrs, formula))
+    return recogniser.accept(Candidate(end, "rope", inputs, attrs, formula, tolerance=_STORED))
 
 
 def rotate(x: np.ndarray, positions: np.ndarray, rotation: Rotation) -> np.ndarray:
@@ -200,15 +204,15 @@ def _matrices(
     if not isinstance(shape[-1], int) or not 2 <= shape[-1] <= 512:
         return None
     width = shape[-1]
-    axis = shape.index(TOKENS)
+    batch = recogniser.values.batch
     positions = np.concatenate([np.arange(PROOF_TOKENS), np.arange(PROOF_TOKENS) * 5 + 3])
     maps = np.zeros((len(positions), width, width))
     for half in range(2):
         span = slice(half * PROOF_TOKENS, (half + 1) * PROOF_TOKENS)
-        fed = np.broadcast_to(positions[span], (PROOF_BATCH, PROOF_TOKENS)).copy()
-        for low in range(0, width, PROOF_BATCH):
-            x = np.zeros(tuple(concrete_size(s) for s in shape))
-            count = min(PROOF_BATCH, width - low)
+        fed = np.broadcast_to(positions[span], (batch, PROOF_TOKENS)).copy()
+        for low in range(0, width, batch):
+            x = np.zeros(recogniser.concrete(shape))
+            count = min(batch, width - low)
             for b in range(count):
                 x[b, ..., low + b] = 1.0
             feed = {source.name: x if source.part is None else {source.part: x}}
@@ -217,12 +221,11 @@ def _matrices(
             except KeyError:
                 return None
             out = np.moveaxis(out, node.shape.index(TOKENS), 1)
-            flat = out.reshape(PROOF_BATCH, PROOF_TOKENS, -1, width)
+            flat = out.reshape(batch, PROOF_TOKENS, -1, width)
             if not np.allclose(flat, flat[:, :, :1], atol=1e-12):
                 return None
             for b in range(count):
                 maps[span, :, low + b] = flat[b, :, 0]
-    del axis
     return positions, maps
 
 

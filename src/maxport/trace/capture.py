@@ -1,7 +1,8 @@
 """Export a Hugging Face causal LM with attention and masks as opaque ops.
 
-The model is traced with a static batch of `BATCH` sequences and a symbolic length, so that in every
-traced shape the batch axis, the token axis and all other axes can be told apart.
+The model is traced with a static batch of a prime number of sequences that divides none of its sizes,
+and a symbolic length, so that in every traced shape the batch axis, the token axis and all other axes
+can be told apart.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from maxport.errors import MaxportError
 
-BATCH = 11
 LENGTH = 13
+_PRIMES = (11, 17, 19, 23, 29, 31, 37, 41)
 MASK_KINDS = ("bidirectional", "causal", "sliding", "chunked")
 _PROBE = 40
 
@@ -218,18 +220,48 @@ class _Logits(nn.Module):
         return logits
 
 
-def export_model(model: PreTrainedModel) -> ExportedProgram:
-    """Export `model` (any dtype, eval mode) for BATCH sequences of symbolic length.
+@dataclass(frozen=True)
+class Traced:
+    """An exported program and the batch size it was exported with."""
+
+    program: ExportedProgram
+    batch: int
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        for v in value.values():
+            yield from _numbers(v)
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _numbers(v)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+def _batch(model: PreTrainedModel) -> int:
+    """A prime that divides no size of the model."""
+    sizes = {s for p in [*model.parameters(), *model.buffers()] for s in p.shape}
+    sizes |= set(_numbers(model.config.to_dict()))
+    for prime in _PRIMES:
+        if all(s % prime for s in sizes if s):
+            return prime
+    return next(p for p in range(43, 10**6, 2) if all(s % p for s in sizes if s))
+
+
+def export_model(model: PreTrainedModel) -> Traced:
+    """Export `model` (any dtype, eval mode) for a fixed batch of sequences of symbolic length.
 
     Returns:
         The training-IR program, in-place ops functionalised; inputs `input_ids` and
-        `position_ids`, both (BATCH, length) int64; output logits (BATCH, length, vocab).
+        `position_ids`, both (batch, length) int64; output logits (batch, length, vocab).
 
     Raises:
         MaxportError: The model cannot be traced; carries torch's reason.
     """
-    ids = torch.zeros(BATCH, LENGTH, dtype=torch.int64) + torch.arange(3, 3 + LENGTH)
-    pos = torch.arange(LENGTH).expand(BATCH, -1).contiguous()
+    batch = _batch(model)
+    ids = torch.zeros(batch, LENGTH, dtype=torch.int64) + torch.arange(3, 3 + LENGTH)
+    pos = torch.arange(LENGTH).expand(batch, -1).contiguous()
     error: Exception | None = None
     wrapped = _Logits(model).eval()
     with torch.no_grad(), opaque_attention(model):
@@ -237,7 +269,7 @@ def export_model(model: PreTrainedModel) -> ExportedProgram:
             try:
                 shapes = {"input_ids": {1: length}, "position_ids": {1: length}}
                 program = export(wrapped, (ids, pos), dynamic_shapes=shapes, strict=False)
-                return program.run_decompositions({})
+                return Traced(program.run_decompositions({}), batch)
             except MaxportError:
                 raise
             except Exception as e:  # torch raises many kinds here; the last one is reported

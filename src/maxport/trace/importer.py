@@ -10,8 +10,8 @@ import torch
 from torch.export import ExportedProgram
 
 from maxport.errors import MaxportError
-from maxport.ir import Const, Graph, Merged, Node, Param, Ref, Size
-from maxport.trace.capture import BATCH, MASK_KINDS
+from maxport.ir import ODD, Const, Graph, Merged, Node, Param, Ref, Size
+from maxport.trace.capture import MASK_KINDS, Traced
 
 _IDENTITY = {"alias", "clone", "contiguous", "detach", "dropout", "lift_fresh_copy"}
 _CASTS = {"_to_copy", "to", "type_as"}
@@ -41,28 +41,21 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def size(value: Any) -> Size:
-    """A traced size: an int, or which of batch and tokens it is a multiple of.
-
-    Raises:
-        MaxportError: The size is no product of the batch, the length and a number.
-    """
+def size(value: Any, batch: int) -> Size:
+    """A traced size: an int, which of batch and tokens it is a multiple of, or `ODD`."""
     if isinstance(value, torch.SymInt):
         expr = value.node.expr
         if not expr.is_Integer:
             rest, symbols = expr.as_coeff_mul()
             if len(symbols) != 1 or not symbols[0].is_Symbol or not rest.is_Integer:
-                raise MaxportError(
-                    f"a tensor has the length-dependent size {expr}",
-                    fix="this model shifts or crops its token axis; port that part by hand",
-                )
+                return ODD
             number = int(rest)
-            batch = number % BATCH == 0
-            return Merged(batch=batch, tokens=True, rest=number // BATCH if batch else number)
+            whole = number % batch == 0
+            return Merged(batch=whole, tokens=True, rest=number // batch if whole else number)
         value = int(expr)
     number = int(value)
-    if number % BATCH == 0 and number:
-        return Merged(batch=True, tokens=False, rest=number // BATCH)
+    if number % batch == 0 and number:
+        return Merged(batch=True, tokens=False, rest=number // batch)
     return number
 
 
@@ -109,8 +102,8 @@ def _line(node: torch.fx.Node) -> str:
 
 
 class _Importer:
-    def __init__(self, program: ExportedProgram) -> None:
-        self.program = program
+    def __init__(self, program: ExportedProgram, batch: int) -> None:
+        self.batch = batch
         signature = program.graph_signature
         self.weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         self.buffers = set(signature.inputs_to_buffers.values())
@@ -118,10 +111,13 @@ class _Importer:
         self.env: dict[torch.fx.Node, Any] = {}
         self.nodes: list[Node] = []
 
+    def size(self, value: Any) -> Size:
+        return size(value, self.batch)
+
     def value(self, arg: Any) -> Any:
         """An fx argument as an IR argument; symbolic ints become sizes."""
         if isinstance(arg, torch.fx.Node):
-            return size(arg.meta["val"]) if _is_symbolic(arg) else self.env[arg]
+            return self.size(arg.meta["val"]) if _is_symbolic(arg) else self.env[arg]
         if isinstance(arg, list | tuple):
             return [self.value(a) for a in arg]
         if isinstance(arg, torch.dtype):
@@ -140,7 +136,7 @@ class _Importer:
             shape = tuple(int(s) for s in tensor.shape)
             self.env[node] = Const(name, shape, dtype_name(tensor.dtype))
         else:
-            shape = tuple(size(s) for s in tensor.shape)
+            shape = tuple(self.size(s) for s in tensor.shape)
             name = {"input_ids": "tokens", "position_ids": "positions"}.get(node.name, node.name)
             self.nodes.append(Node(name, "input", shape=shape, dtype=dtype_name(tensor.dtype)))
             self.env[node] = Ref(name)
@@ -163,7 +159,7 @@ class _Importer:
         }
         several = isinstance(value, list | tuple)
         values = list(value) if several else [value]
-        shapes = [tuple(size(s) for s in v.shape) for v in values]
+        shapes = [tuple(self.size(s) for s in v.shape) for v in values]
         if name == "mask":
             args = [MASK_KINDS[args[0]], args[1]]
         if name in _CASTS:
@@ -183,14 +179,27 @@ class _Importer:
         self.env[node] = Ref(node.name)
 
 
-def import_program(program: ExportedProgram) -> Graph:
+def _merge_equal(graph: Graph) -> None:
+    """Let equal operations on equal values be one: models compute `x - mean` or `1 + w` twice."""
+    seen: dict[str, str] = {}
+    for node in list(graph.nodes):
+        key = f"{node.op} {node.args} {node.attrs} {node.dtype} {node.scope}"
+        first = seen.setdefault(key, node.name)
+        if first != node.name and node.op != "input":
+            parts = range(len(node.shape)) if isinstance(node.shape, list) else [None]
+            for part in parts:
+                graph.replace(Ref(node.name, part), Ref(first, part))
+
+
+def import_program(traced: Traced) -> Graph:
     """The IR of an exported causal LM.
 
     Returns:
         A graph from `tokens` and `positions` to the logits. Asserts, shape arithmetic, dropout
         and copies are gone; `traced` is the number of operations that remain.
     """
-    importer = _Importer(program)
+    program = traced.program
+    importer = _Importer(program, traced.batch)
     live = _live(program)
     output: Ref | None = None
     for node in program.graph.nodes:
@@ -205,6 +214,7 @@ def import_program(program: ExportedProgram) -> Graph:
     if output is None:
         raise MaxportError("the traced model returns nothing")
     graph = Graph(importer.nodes, output)
+    _merge_equal(graph)
     graph.sweep()
     graph.traced = sum(node.op not in ("input", "mask") for node in graph.nodes)
     return graph

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.export import ExportedProgram
 
-from maxport.trace.capture import LENGTH
+from maxport.trace.capture import LENGTH, Traced
 
 _LOW = {torch.float16, torch.bfloat16, torch.float32}
 _SKIPPED = ("aten._assert_tensor_metadata", "aten._assert_scalar")
@@ -22,7 +21,8 @@ class TracedValues:
     Weights are the twin's own; `tokens` and `positions` are the example's unless fed.
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, traced: Traced) -> None:
+        program, self.batch = traced.program, traced.batch
         self.nodes = {node.name: node for node in program.graph.nodes}
         signature = program.graph_signature
         tensors = {**program.state_dict, **program.constants}

@@ -1,0 +1,241 @@
+"""Numbers of a traced twin as expressions over configuration fields.
+
+A literal that differs between twins must equal one expression in all of them; a literal that is the
+same in all of them belongs to the model, not to its size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from maxport.errors import MaxportError
+
+Number = int | float
+#: Relative difference up to which two floats are the same literal, and the same where one of them
+#: passed through bfloat16.
+EXACT, ROUNDED = 1e-6, 4e-3
+
+
+@dataclass(frozen=True)
+class FieldSource:
+    """One number or list of a configuration.
+
+    Attributes:
+        name: The name of the port's configuration field.
+        read: Expression over `hf` that reads it.
+        values: Its value in each twin.
+        annotation: Its Python type as written in the port.
+    """
+
+    name: str
+    read: str
+    values: tuple[Any, ...]
+    annotation: str
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A number of the port's source: text over `config.`, and the fields it reads."""
+
+    text: str
+    fields: tuple[str, ...]
+    values: tuple[Number, ...] = field(compare=False)
+    atom: bool = True
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def operand(self) -> str:
+        """The text as an operand of another expression."""
+        return self.text if self.atom else f"({self.text})"
+
+
+def _close(a: Number, b: Number, tolerance: float) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-30)
+
+
+class Lifter:
+    """Finds the expression behind the values that a literal has in the twins."""
+
+    def __init__(self, fields: Sequence[FieldSource]) -> None:
+        self.fields = list(fields)
+        numbers = [f for f in fields if all(_is_number(v) for v in f.values)]
+        self.varying = [self._atom(f) for f in numbers if len(set(f.values)) > 1]
+        self.ints = [e for e in self.varying if all(isinstance(v, int) for v in e.values)]
+        self.found: dict[tuple[Number, ...], Expr] = {}
+
+    @staticmethod
+    def _atom(source: FieldSource) -> Expr:
+        return Expr(f"config.{source.name}", (source.name,), source.values)
+
+    def lift(self, values: tuple[Number, ...], where: str) -> Expr | Number:
+        """The literal itself where all twins agree, else its expression.
+
+        Raises:
+            MaxportError: No expression over the configuration gives these values.
+        """
+        if all(_close(v, values[0], 1e-12) for v in values):
+            return values[0]
+        if values not in self.found:
+            expr = self._search(values)
+            if expr is None:
+                raise MaxportError(
+                    f"the number {values[0]} (in other sizes {', '.join(map(str, values[1:]))}) "
+                    "is no known expression over the configuration",
+                    where=where,
+                    fix="report the model; a number that depends on its size must be explained",
+                )
+            self.found[values] = expr
+        return self.found[values]
+
+    def _search(self, values: tuple[Number, ...]) -> Expr | None:
+        whole = all(isinstance(v, int) for v in values)
+        candidates = self._int_candidates() if whole else self._float_candidates()
+        best: Expr | None = None
+        for tolerance in (EXACT,) if whole else (EXACT, ROUNDED):
+            for expr in candidates():
+                if all(_close(a, b, tolerance) for a, b in zip(expr.values, values, strict=True)):
+                    best = expr
+                    break
+            if best is not None:
+                break
+        return best
+
+    # candidates, the simplest first
+
+    def _combine(
+        self, text: str, parts: Sequence[Expr], f: Callable[..., Number], *, atom: bool = False
+    ) -> Expr | None:
+        try:
+            values = tuple(f(*vs) for vs in zip(*(p.values for p in parts), strict=True))
+        except (ArithmeticError, ValueError):
+            return None
+        if any(isinstance(v, complex) for v in values):
+            return None
+        names = tuple(dict.fromkeys(n for p in parts for n in p.fields))
+        return Expr(text, names, values, atom)
+
+    def _int_candidates(self) -> Callable[[], Iterator[Expr]]:
+        def generate() -> Iterator[Expr]:
+            ints = self.ints
+            yield from ints
+            yield from self._scaled(ints)
+            yield from self._pairs(ints)
+            yield from self._parts()
+            yield from self._triples(ints)
+
+        return generate
+
+    def _scaled(self, ints: Sequence[Expr]) -> Iterator[Expr]:
+        for a in ints:
+            for k in (2, 3, 4, 8):
+                yield from _some(self._combine(f"{k} * {a}", [a], lambda x, k=k: k * x))
+                yield from _some(self._combine(f"{a} // {k}", [a], lambda x, k=k: x // k))
+            for k in (1, 2):
+                yield from _some(self._combine(f"{a} + {k}", [a], lambda x, k=k: x + k))
+                yield from _some(self._combine(f"{a} - {k}", [a], lambda x, k=k: x - k))
+
+    def _pairs(self, ints: Sequence[Expr]) -> Iterator[Expr]:
+        for a, b in itertools.permutations(ints, 2):
+            if a.text < b.text:
+                yield from _some(self._combine(f"{a} * {b}", [a, b], lambda x, y: x * y))
+                yield from _some(self._combine(f"{a} + {b}", [a, b], lambda x, y: x + y))
+            yield from _some(self._combine(f"{a} // {b}", [a, b], _exact_quotient))
+            yield from _some(self._combine(f"{a} - {b}", [a, b], lambda x, y: x - y))
+
+    def _parts(self) -> Iterator[Expr]:
+        floats = [e for e in self.varying if any(isinstance(v, float) for v in e.values)]
+        for a, b in itertools.product(self.ints, floats):
+            yield from _some(
+                self._combine(f"int({a} * {b})", [a, b], lambda x, y: int(x * y), atom=True)
+            )
+        for (a, c), b in itertools.product(itertools.permutations(self.ints, 2), floats):
+            text = f"int({a} // {c} * {b})"
+            yield from _some(
+                self._combine(text, [a, c, b], lambda x, y, z: int(x // y * z), atom=True)
+            )
+
+    def _triples(self, ints: Sequence[Expr]) -> Iterator[Expr]:
+        for a, b, c in itertools.permutations(ints, 3):
+            parts = [a, b, c]
+            text = f"({a} + 2 * {b}) * {c}"
+            yield from _some(self._combine(text, parts, lambda x, y, z: (x + 2 * y) * z))
+            yield from _some(
+                self._combine(f"{a} + 2 * {b} * {c}", parts, lambda x, y, z: x + 2 * y * z)
+            )
+            if a.text < b.text:
+                yield from _some(
+                    self._combine(f"({a} + {b}) * {c}", parts, lambda x, y, z: (x + y) * z)
+                )
+                yield from _some(
+                    self._combine(f"{a} * {b} // {c}", parts, lambda x, y, z: x * y // z)
+                )
+                yield from _some(
+                    self._combine(f"2 * {a} * {b} + {c}", parts, lambda x, y, z: 2 * x * y + z)
+                )
+        for a, b in itertools.combinations(ints, 2):
+            for k in (2, 3, 4):
+                yield from _some(self._combine(f"{k} * {a} * {b}", [a, b], lambda x, y, k=k: k * x * y))
+        for a, b in itertools.permutations(ints, 2):
+            for k in (2, 3):
+                text = f"({a} // {b} + {k}) * {b}"
+                yield from _some(
+                    self._combine(text, [a, b], lambda x, y, k=k: (_exact_quotient(x, y) + k) * y)
+                )
+            yield from _some(
+                self._combine(f"{a} // {b} + 2", [a, b], lambda x, y: _exact_quotient(x, y) + 2)
+            )
+
+    def _float_candidates(self) -> Callable[[], Iterator[Expr]]:
+        def generate() -> Iterator[Expr]:
+            for a in self.varying:
+                yield a
+            for a in self.varying:
+                yield from self._float_forms(a)
+            for a, b in itertools.permutations(self.varying, 2):
+                yield from self._float_pairs(a, b)
+
+        return generate
+
+    def _float_forms(self, a: Expr) -> Iterator[Expr]:
+        yield from _some(self._combine(f"{a.operand} ** -0.5", [a], lambda x: x**-0.5))
+        yield from _some(self._combine(f"{a.operand} ** 0.5", [a], lambda x: x**0.5))
+        yield from _some(self._combine(f"1.0 / {a.operand}", [a], lambda x: 1 / x))
+        yield from _some(self._combine(f"-{a.operand}", [a], lambda x: -x))
+        for k in (2, 4, 0.5):
+            yield from _some(self._combine(f"{k} * {a.operand}", [a], lambda x, k=k: k * x))
+
+    def _float_pairs(self, a: Expr, b: Expr) -> Iterator[Expr]:
+        two = [a, b]
+        yield from _some(self._combine(f"{a} * {b}", two, lambda x, y: x * y))
+        yield from _some(self._combine(f"{a} / {b}", two, lambda x, y: x / y))
+        yield from _some(
+            self._combine(f"({a} // {b}) ** -0.5", two, lambda x, y: _exact_quotient(x, y) ** -0.5)
+        )
+        yield from _some(self._combine(f"{a} * {b} ** -0.5", two, lambda x, y: x * y**-0.5))
+        yield from _some(self._combine(f"{a} ** -0.5 / {b}", two, lambda x, y: x**-0.5 / y))
+        yield from _some(
+            self._combine(f"{a} / math.sqrt({b})", two, lambda x, y: x / math.sqrt(y))
+        )
+
+
+def _some(expr: Expr | None) -> Iterator[Expr]:
+    if expr is not None:
+        yield expr
+
+
+def _exact_quotient(x: Number, y: Number) -> Number:
+    if y == 0 or not isinstance(x, int) or not isinstance(y, int) or x % y:
+        raise ArithmeticError
+    return x // y
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,112 @@
+"""One graph for every size: the ragged graphs of several twins laid over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from maxport.emit.expr import Expr, FieldSource, Lifter
+from maxport.emit.tables import Rope, Sinusoid, Slopes, lift_rope, lift_slopes
+from maxport.errors import MaxportError
+from maxport.idioms.rotary import Rotation
+from maxport.ir import Const, Graph, Node, Param, Ref
+
+__all__ = ["Expr", "Lifted", "lift"]
+
+
+@dataclass
+class Lifted:
+    """A graph whose sizes and scalars are expressions, with the configuration they read."""
+
+    graph: Graph
+    fields: list[FieldSource]
+    lifter: Lifter
+
+
+@dataclass
+class _Zip:
+    lifter: Lifter
+    configs: Sequence[dict[str, Any]]
+    where: str = ""
+
+    def values(self, items: tuple[Any, ...]) -> Any:
+        """One value from the values that the twins have in the same place."""
+        first = items[0]
+        if isinstance(first, bool) or first is None or isinstance(first, str):
+            if any(v != first for v in items):
+                raise MaxportError(
+                    f"the twins differ in {first!r} and {items[1]!r}, which is no number",
+                    where=self.where,
+                    fix="report the model; its structure depends on its size",
+                )
+            return first
+        if isinstance(first, int | float):
+            return self.lifter.lift(items, self.where)
+        if isinstance(first, list | tuple) and not (first and isinstance(first[0], float)):
+            if len({len(v) for v in items}) != 1:
+                raise MaxportError("the twins differ in structure", where=self.where)
+            return type(first)(self.values(v) for v in zip(*items, strict=True))
+        if isinstance(first, dict):
+            return {
+                k: self._slopes(items) if k == "slopes" else self.values(tuple(v[k] for v in items))
+                for k in first
+            }
+        if isinstance(first, Rotation):
+            return lift_rope(self.lifter, items, self.where)
+        if isinstance(first, Param | Const):
+            shape = tuple(self.values(v) for v in zip(*(i.shape for i in items), strict=True))
+            return replace(first, shape=shape)
+        return first
+
+    def _slopes(self, items: tuple[Any, ...]) -> Slopes:
+        return lift_slopes(self.lifter, tuple(v["slopes"] for v in items), self.where)
+
+
+def lift(graphs: Sequence[Graph], fields: Sequence[FieldSource]) -> Lifted:
+    """Lay the twins' ragged graphs over each other.
+
+    Args:
+        graphs: One graph per twin, of the same structure.
+        fields: Every number of the configuration with its value in each twin, in the same order.
+
+    Raises:
+        MaxportError: The structures differ, or a number cannot be tied to the configuration.
+    """
+    lengths = {len(g.nodes) for g in graphs}
+    if len(lengths) != 1:
+        raise MaxportError(
+            f"the model's structure depends on its size: its twins have {sorted(lengths)} operations",
+            fix="report the model",
+        )
+    zipper = _Zip(Lifter(fields), [])
+    nodes: list[Node] = []
+    for group in zip(*(g.nodes for g in graphs), strict=True):
+        first = group[0]
+        zipper.where = f"{first.scope or 'the model itself'}, {first.line}"
+        if any(n.op != first.op for n in group):
+            raise MaxportError(
+                f"the model's structure depends on its size: {first.op} is {group[1].op} in another",
+                where=zipper.where,
+                fix="report the model",
+            )
+        nodes.append(
+            replace(
+                first,
+                args=zipper.values(tuple(n.args for n in group)),
+                attrs=zipper.values(tuple(n.attrs for n in group)),
+                shape=zipper.values(tuple(n.shape for n in group)),
+            )
+        )
+    graph = Graph(nodes, graphs[0].output, graphs[0].traced)
+    return Lifted(graph, list(fields), zipper.lifter)
+
+
+def is_expr(value: Any) -> bool:
+    """Whether a value is read from the configuration."""
+    return isinstance(value, Expr | Rope | Slopes | Sinusoid)
+
+
+def refs_of(node: Node) -> list[Ref]:
+    """Values a node reads; kept here so that emitters need not import the IR's internals."""
+    return node.refs()

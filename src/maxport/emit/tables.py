@@ -1,0 +1,257 @@
+"""Constants that the model computes from its configuration: frequencies, slopes, sinusoids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maxport.emit.expr import Expr, Lifter, Number
+from maxport.errors import MaxportError
+from maxport.idioms.rotary import Rotation
+
+_TABLE = 2e-5
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A rotary embedding whose table is one call over the configuration.
+
+    Attributes:
+        kind: The frequencies' formula: `default`, `linear`, `llama3`, `yarn`, `longrope`, ...
+        width: Rotated columns.
+        offset: First rotated column.
+        interleaved: Whether pairs are adjacent columns.
+        sign: -1 where it runs backwards.
+        arguments: The formula's keyword arguments, in order.
+        factor: Length of a rotated unit vector, 1.0, an expression, or None where the formula
+            gives it.
+    """
+
+    kind: str
+    width: Expr | Number
+    offset: Expr | Number
+    interleaved: bool
+    sign: int
+    arguments: tuple[tuple[str, Expr | Number], ...]
+    factor: Expr | Number | None = 1.0
+
+    @property
+    def table(self) -> tuple[Any, ...]:
+        """What two rotations must share to share a table."""
+        return self.kind, self.width, self.sign, self.arguments, self.factor
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """ALiBi slopes: one per head, a geometric sequence."""
+
+    heads: Expr | Number
+    bias_max: Expr | Number
+
+
+@dataclass(frozen=True)
+class Sinusoid:
+    """A table of sines and cosines of positions, (rows, width)."""
+
+    rows: Expr | Number
+    width: Expr | Number
+    interleaved: bool
+    denominator: int
+
+
+def default_frequencies(width: int, theta: float) -> np.ndarray:
+    """theta ** (-2i / width), radians per position, (width / 2,)."""
+    return 1.0 / theta ** (np.arange(0, width, 2) / width)
+
+
+def llama3_frequencies(
+    width: int, theta: float, factor: float, low: float, high: float, original: float
+) -> np.ndarray:
+    """Llama 3.1's scaling (transformers `_compute_llama3_parameters`)."""
+    base = default_frequencies(width, theta)
+    wavelength = 2 * math.pi / base
+    smooth = (original / wavelength - low) / (high - low)
+    mixed = (1 - smooth) * base / factor + smooth * base
+    scaled = np.where(wavelength > original / low, base / factor, base)
+    middle = (wavelength >= original / high) & (wavelength <= original / low)
+    return np.where(middle, mixed, scaled)
+
+
+def yarn_frequencies(
+    width: int, theta: float, factor: float, fast: float, slow: float, original: float, truncate: bool
+) -> np.ndarray:
+    """YaRN (transformers `_compute_yarn_parameters`)."""
+    base = default_frequencies(width, theta)
+
+    def dim(rotations: float) -> float:
+        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dim(fast), dim(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    high = high + 0.001 if low == high else high
+    ramp = np.clip((np.arange(width // 2) - low) / (high - low), 0, 1)
+    return base / factor * ramp + base * (1 - ramp)
+
+
+def yarn_attention_factor(factor: float) -> float:
+    """YaRN's length of a rotated vector where the configuration gives none."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def proportional_frequencies(width: int, theta: float, rotated: int) -> np.ndarray:
+    """Only the first `rotated` columns' pairs turn; the others' frequency is 0."""
+    base = 1.0 / theta ** (np.arange(0, rotated, 2) / width)
+    return np.concatenate([base, np.zeros(width // 2 - len(base))])
+
+
+Evaluate = Callable[..., np.ndarray]
+
+
+@dataclass
+class _Formula:
+    kind: str
+    keys: tuple[str, ...]
+    build: Evaluate
+
+
+_FORMULAS = (
+    _Formula("default", ("rope_theta",), lambda w, t: default_frequencies(w, t)),
+    _Formula("linear", ("rope_theta", "factor"), lambda w, t, f: default_frequencies(w, t) / f),
+    _Formula(
+        "llama3",
+        ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        llama3_frequencies,
+    ),
+    _Formula(
+        "yarn",
+        ("rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings", "truncate"),
+        yarn_frequencies,
+    ),
+)
+_DEFAULTS: dict[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+
+def lift_rope(lifter: Lifter, twins: tuple[Rotation, ...], where: str) -> Rope:
+    """The formula behind the frequencies that the twins rotate by.
+
+    Raises:
+        MaxportError: No known formula gives them.
+    """
+    first = twins[0]
+    width = lifter.lift(tuple(t.width for t in twins), where)
+    offset = lifter.lift(tuple(t.offset for t in twins), where)
+    if any((t.interleaved, t.sign) != (first.interleaved, first.sign) for t in twins):
+        raise MaxportError("the rotary embedding differs between sizes", where=where)
+    found = _formula(lifter, twins)
+    if found is None:
+        raise MaxportError(
+            "the rotary frequencies follow none of the formulas default, linear, llama3 and yarn",
+            where=where,
+            fix="report the model with its config.json",
+        )
+    kind, arguments = found
+    factor = _factor(lifter, twins, kind, dict(arguments), where)
+    return Rope(kind, width, offset, first.interleaved, first.sign, arguments, factor)
+
+
+def _factor(
+    lifter: Lifter, twins: tuple[Rotation, ...], kind: str, arguments: dict[str, Any], where: str
+) -> Expr | Number | None:
+    values = tuple(t.factor for t in twins)
+    if all(abs(v - 1.0) < 1e-6 for v in values):
+        return 1.0
+    if kind == "yarn":
+        given = arguments["factor"]
+        factors = given.values if isinstance(given, Expr) else (given,) * len(values)
+        if all(abs(yarn_attention_factor(f) - v) < 1e-5 for f, v in zip(factors, values, strict=True)):
+            return None
+    return lifter.lift(values, where)
+
+
+def _groups(lifter: Lifter) -> list[dict[str, Expr]]:
+    """The configuration's rope fields, one dict for each set that belongs together."""
+    groups: dict[str, dict[str, Expr]] = {}
+    for source in lifter.fields:
+        path, _, key = source.read.rpartition("[")
+        key = key.strip(']"')
+        if "rope_parameters" in path and all(v is not None for v in source.values):
+            expr = Expr(f"config.{source.name}", (source.name,), source.values)
+            groups.setdefault(path, {})[key] = expr
+    return list(groups.values())
+
+
+def _formula(
+    lifter: Lifter, twins: tuple[Rotation, ...]
+) -> tuple[str, tuple[tuple[str, Any], ...]] | None:
+    for group in _groups(lifter):
+        for formula in _FORMULAS:
+            arguments = {k: group.get(k, _DEFAULTS.get(k)) for k in formula.keys}
+            if any(v is None for v in arguments.values()):
+                continue
+            if all(_agrees(formula, arguments, i, twin) for i, twin in enumerate(twins)):
+                return formula.kind, tuple(arguments.items())
+    return _implied_theta(lifter, twins)
+
+
+def _agrees(formula: _Formula, arguments: dict[str, Any], index: int, twin: Rotation) -> bool:
+    numbers = [v.values[index] if isinstance(v, Expr) else v for v in arguments.values()]
+    if any(isinstance(n, str) or n is None for n in numbers):
+        return False
+    table = formula.build(twin.width, *numbers)
+    return table.shape == (len(twin.freqs),) and np.allclose(table, twin.freqs, rtol=_TABLE, atol=1e-9)
+
+
+def _implied_theta(
+    lifter: Lifter, twins: tuple[Rotation, ...]
+) -> tuple[str, tuple[tuple[str, Any], ...]] | None:
+    """A base that the configuration does not name in `rope_parameters`, such as GPT-J's 10000."""
+    thetas = []
+    for twin in twins:
+        if len(twin.freqs) < 2:
+            return None
+        theta = float(round(twin.freqs[1] ** (-twin.width / 2), 2))
+        if not np.allclose(default_frequencies(twin.width, theta), twin.freqs, rtol=1e-4):
+            return None
+        thetas.append(theta)
+    try:
+        lifted = lifter.lift(tuple(thetas), "rotary embedding")
+    except MaxportError:
+        return None
+    return "default", (("rope_theta", lifted),)
+
+
+def alibi_slopes(heads: int, bias_max: float) -> np.ndarray:
+    """ALiBi's slopes (MPT's and BLOOM's agree), one per head."""
+    whole = 2 ** math.ceil(math.log2(heads))
+    slopes = 2.0 ** (-np.arange(1, whole + 1) * bias_max / whole)
+    if whole == heads:
+        return slopes
+    return np.concatenate([slopes[1::2], slopes[::2]])[:heads]
+
+
+def lift_slopes(lifter: Lifter, twins: tuple[tuple[float, ...], ...], where: str) -> Slopes:
+    """The formula behind the linear biases that the twins add to their scores.
+
+    Raises:
+        MaxportError: They are no ALiBi slopes.
+    """
+    bias = []
+    for slopes in twins:
+        whole = 2 ** math.ceil(math.log2(len(slopes)))
+        guess = -math.log2(slopes[0]) * whole / (1 if whole == len(slopes) else 2)
+        bias.append(round(guess, 4))
+        if not np.allclose(alibi_slopes(len(slopes), bias[-1]), slopes, rtol=1e-3):
+            raise MaxportError(
+                "the bias on the scores is linear in the distance but its slopes are not ALiBi's",
+                where=where,
+                fix="port this layer by hand",
+            )
+    return Slopes(
+        lifter.lift(tuple(len(s) for s in twins), where), lifter.lift(tuple(bias), where)
+    )

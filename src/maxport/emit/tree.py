@@ -1,0 +1,325 @@
+"""From a flat graph to modules: instances that follow the model's own module hierarchy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from maxport.emit.tables import Rope
+from maxport.errors import MaxportError
+from maxport.ir import Graph, Node, Param, Ref, walk_values
+
+#: Idioms that are modules of their own in MAX.
+LEAVES = {"embedding", "layer_norm", "linear", "rms_norm"}
+#: Values every layer may need besides tensors that flow through the model.
+CONTEXT = ("kv", "row_offsets", "positions", "tokens")
+
+
+@dataclass
+class Call:
+    """A call of a child module: `child(*inputs)` gives `outputs`."""
+
+    child: Instance
+    inputs: list[Ref]
+    outputs: list[Ref]
+
+
+@dataclass
+class Loop:
+    """Consecutive calls of the items of a module list, each fed by the one before.
+
+    Attributes:
+        name: The list's attribute path.
+        calls: One call per item.
+        carried: Positions of the inputs that come from the item before.
+    """
+
+    name: str
+    calls: list[Call]
+    carried: list[int]
+
+    @property
+    def outputs(self) -> list[Ref]:
+        """What the last item returns."""
+        return self.calls[-1].outputs
+
+
+Item = Node | Call | Loop
+
+
+@dataclass
+class Instance:
+    """One module of the model.
+
+    Attributes:
+        path: Full dotted path; empty for the model itself.
+        name: Attribute path relative to its parent.
+        hf_class: Full name of the transformers class.
+        items: Own operations and calls of children, in order.
+        inputs: Values it reads from outside.
+        outputs: Values it defines that are read outside.
+        leaf: The one operation of a module that MAX has itself, else None.
+    """
+
+    path: str
+    name: str
+    hf_class: str
+    items: list[Item] = field(default_factory=list)
+    inputs: list[Ref] = field(default_factory=list)
+    outputs: list[Ref] = field(default_factory=list)
+    leaf: Node | None = None
+
+    def children(self) -> Iterator[Instance]:
+        """Child modules in order of first call, list items one by one."""
+        seen: set[str] = set()
+        for item in self.items:
+            calls = [item] if isinstance(item, Call) else item.calls if isinstance(item, Loop) else []
+            for call in calls:
+                if call.child.path not in seen:
+                    seen.add(call.child.path)
+                    yield call.child
+
+    def nodes(self) -> Iterator[Node]:
+        """Every operation in it and below."""
+        for item in self.items:
+            if isinstance(item, Node):
+                yield item
+        for child in self.children():
+            yield from child.nodes()
+        if self.leaf is not None:
+            yield self.leaf
+
+
+def params_of(node: Node) -> list[Param]:
+    """The parameters an operation reads."""
+    return [v for v in walk_values([node.args, node.attrs]) if isinstance(v, Param)]
+
+
+def _owner(param: Param) -> str:
+    return param.fqn.rpartition(".")[0]
+
+
+def add_context(graph: Graph) -> list[Rope]:
+    """Make implicit inputs explicit: the cache, the row offsets and rotary tables.
+
+    Returns:
+        The distinct rotary tables, in order; node `rope_table_<n>` defines the n-th.
+    """
+    tables: list[Rope] = []
+    for node in graph.nodes:
+        if node.op == "attend":
+            node.args = [*node.args, Ref("kv"), Ref("row_offsets")]
+        elif node.op == "rope":
+            rope: Rope = node.attrs["rotation"]
+            keys = [t.table for t in tables]
+            if rope.table not in keys:
+                tables.append(rope)
+                keys.append(rope.table)
+            table = Ref(f"rope_table_{keys.index(rope.table)}")
+            node.args = [node.args[0], table, Ref("kv"), Ref("row_offsets")]
+    for index, rope in enumerate(tables):
+        name = f"rope_table_{index}"
+        users = [n for n in graph.nodes if n.op == "rope" and n.args[1] == Ref(name)]
+        scope = _common_scope([n.scope for n in users])
+        at, like = _before_use(graph, users[0], scope)
+        classes = {k: v for k, v in users[0].classes.items() if _inside(scope, k)}
+        node = Node(
+            name, "rope_table", [like], {"rope": rope}, ("table", rope.width), "bfloat16",
+            scope, classes, proof="part of rope",
+        )  # fmt: skip
+        graph.nodes.insert(at, node)
+    return tables
+
+
+def _common_scope(scopes: Sequence[str]) -> str:
+    """The innermost module that contains all, and that is no item of a list."""
+    parts = [s.split(".") for s in scopes]
+    common = []
+    for group in zip(*parts, strict=False):
+        if len(set(group)) != 1:
+            break
+        common.append(group[0])
+    for index, part in enumerate(common):
+        if part.isdigit():
+            common = common[: max(index - 1, 0)]
+            break
+    else:
+        if len(set(scopes)) > 1 and common and not _is_module(common, scopes):
+            common = common[:-1]
+    return ".".join(common)
+
+
+def _is_module(common: list[str], scopes: Sequence[str]) -> bool:
+    """Whether the path is a module and not a list: the next part of some scope is no number."""
+    depth = len(common)
+    following = [s.split(".")[depth] for s in scopes if len(s.split(".")) > depth]
+    return not any(f.isdigit() for f in following)
+
+
+def _before_use(graph: Graph, user: Node, scope: str) -> tuple[int, Ref]:
+    """Where in `scope` a table that `user` reads is computed, and a value with its dtype."""
+    child = _next_scope(user, scope)
+    first = user
+    if child is not None:
+        first = next(n for n in graph.nodes if _inside(n.scope, child))
+    inputs = {n.name for n in graph.nodes if n.op == "input"}
+    like = next(r for r in first.refs() if r.name not in inputs and r.name not in CONTEXT)
+    return graph.nodes.index(first), like
+
+
+def settle_scopes(graph: Graph) -> None:
+    """Move operations out of modules without weights (activations, dropout, rotary) to the parent."""
+    owners = {_owner(p) for n in graph.nodes for p in params_of(n)}
+    leaves = {n.scope for n in graph.nodes if n.op in LEAVES and n.scope}
+
+    def keep(path: str) -> bool:
+        if path == "" or path in leaves:
+            return True
+        return any(o == path or o.startswith(path + ".") for o in owners)
+
+    for node in graph.nodes:
+        while node.scope and not keep(node.scope):
+            chain = [p for p in node.classes if p != node.scope and _inside(node.scope, p)]
+            node.classes = {p: c for p, c in node.classes.items() if p != node.scope}
+            node.scope = max(chain, key=len, default="")
+
+
+def _inside(path: str, outer: str) -> bool:
+    return outer == "" or path == outer or path.startswith(outer + ".")
+
+
+def build_tree(graph: Graph) -> Instance:
+    """The module instances of a lifted ragged graph whose scopes are settled."""
+    nodes = [n for n in graph.nodes if n.op != "input"]
+    readers: dict[Ref, int] = {}
+    for node in nodes:
+        for ref in node.refs():
+            readers[ref] = readers.get(ref, 0) + 1
+    root_class = next((n.classes[""] for n in nodes if "" in n.classes), "")
+    root = _instance("", "", root_class, nodes, graph)
+    root.outputs = [graph.output]
+    return root
+
+
+def _next_scope(node: Node, path: str) -> str | None:
+    """The child of `path` on the way to the node's scope; None if the node is its own."""
+    if node.scope == path:
+        return None
+    below = [p for p in node.classes if p != path and _inside(p, path) and _inside(node.scope, p)]
+    return min(below, key=len, default=None)
+
+
+def _instance(path: str, name: str, hf_class: str, nodes: list[Node], graph: Graph) -> Instance:
+    instance = Instance(path, name, hf_class)
+    if len(nodes) == 1 and nodes[0].op in LEAVES and _is_own_leaf(nodes[0], path):
+        instance.leaf = nodes[0]
+    group: list[Node] = []
+    current: str | None = None
+
+    def flush() -> None:
+        if group and current is not None:
+            relative = current[len(path) + 1 :] if path else current
+            child = _instance(current, relative, group[0].classes[current], list(group), graph)
+            instance.items.append(Call(child, child.inputs, child.outputs))
+        group.clear()
+
+    if instance.leaf is None:
+        for node in nodes:
+            child = _next_scope(node, path)
+            if child != current:
+                flush()
+                current = child
+            if child is None:
+                instance.items.append(node)
+            else:
+                group.append(node)
+        flush()
+        instance.items = _loops(instance.items)
+    _interface(instance, nodes, graph)
+    return instance
+
+
+def _is_own_leaf(node: Node, path: str) -> bool:
+    """Whether all weights of a leaf operation lie in the module that computes it."""
+    weights = params_of(node)
+    if node.scope != path or not path:
+        return False
+    if not weights:
+        return node.op in ("layer_norm", "rms_norm")
+    return all(_owner(p) == path and len(p.shape) <= 2 for p in weights)
+
+
+def _interface(instance: Instance, nodes: list[Node], graph: Graph) -> None:
+    own = {n.name for n in nodes}
+    inputs: dict[Ref, None] = {}
+    for node in nodes:
+        for ref in node.refs():
+            if ref.name not in own:
+                inputs.setdefault(ref)
+    instance.inputs = sorted(inputs, key=_input_rank)
+    outside = [n for n in graph.nodes if n.name not in own]
+    outputs: dict[Ref, None] = {}
+    for node in outside:
+        for ref in node.refs():
+            if ref.name in own:
+                outputs.setdefault(ref)
+    if graph.output.name in own:
+        outputs.setdefault(graph.output)
+    instance.outputs = list(outputs)
+
+
+def _input_rank(ref: Ref) -> int:
+    """Hidden states first, then tables, then the cache and offsets."""
+    if ref.name.startswith("rope_table_"):
+        return 1
+    return 2 + CONTEXT.index(ref.name) if ref.name in CONTEXT else 0
+
+
+def _loops(items: list[Item]) -> list[Item]:
+    """Fold calls of `list.0`, `list.1`, ... into loops."""
+    out: list[Item] = []
+    run: list[Call] = []
+
+    def flush() -> None:
+        if len(run) > 1:
+            out.append(_loop(run))
+        else:
+            out.extend(run)
+        run.clear()
+
+    for item in items:
+        stem, _, index = item.child.name.rpartition(".") if isinstance(item, Call) else ("", "", "")
+        if isinstance(item, Call) and index.isdigit() and stem:
+            expected = run and run[-1].child.name.rpartition(".")[0] == stem
+            if not expected:
+                flush()
+            run.append(item)
+        else:
+            flush()
+            out.append(item)
+    flush()
+    return out
+
+
+def _loop(calls: list[Call]) -> Loop:
+    name = calls[0].child.name.rpartition(".")[0]
+    outputs = [set(c.outputs) for c in calls]
+    carried: list[int] = []
+    for position, ref in enumerate(calls[1].inputs):
+        if ref in outputs[0]:
+            carried.append(position)
+    for before, call in zip(outputs, calls[1:], strict=False):
+        found = [i for i, r in enumerate(call.inputs) if r in before]
+        if found != carried or len(call.inputs) != len(calls[0].inputs):
+            raise MaxportError(
+                f"the layers of {name} are not fed one by the other",
+                where=call.child.path,
+                fix="this model passes values around its layers; port it by hand",
+            )
+    return Loop(name, list(calls), carried)
+
+
+def copy_item(node: Node, **changes: Any) -> Node:
+    """A node with some attributes changed."""
+    return replace(node, **changes)

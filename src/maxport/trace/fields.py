@@ -1,0 +1,78 @@
+"""Every number and per-layer list of a configuration, with how transformers code reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from maxport.emit.expr import FieldSource
+
+#: Keys that say how a checkpoint is run or was made, not what it computes.
+_IGNORED = {"_name_or_path", "architectures", "dtype", "transformers_version", "model_type"}
+
+
+def _entries(config: Any, read: str, prefix: str) -> Iterator[tuple[str, str, Any]]:
+    """(field name, expression over `hf`, value) of every leaf."""
+    items = config.to_dict().items() if hasattr(config, "to_dict") else config.items()
+    for key, value in items:
+        if key in _IGNORED or not isinstance(key, str):
+            continue
+        if hasattr(config, "to_dict"):
+            inner, text = getattr(config, key, value), f"{read}.{key}"
+        else:
+            inner, text = value, f'{read}["{key}"]'
+        nested = isinstance(inner, dict) or hasattr(inner, "to_dict")
+        if nested:
+            shared = key in ("rope_parameters", "rope_scaling")
+            yield from _entries(inner, text, prefix if shared else f"{prefix}{key}_")
+        else:
+            yield f"{prefix}{key}", text, inner
+
+
+def _annotation(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, list):
+        inner = _annotation(value[0]) if value else "int"
+        return f"list[{inner}]"
+    return type(value).__name__
+
+
+def _aliases(config: PreTrainedConfig) -> dict[str, str]:
+    """transformers' common names by the model's own, such as `hidden_size` for `n_embd`."""
+    return {own: common for common, own in (config.attribute_map or {}).items()}
+
+
+def field_sources(configs: Sequence[PreTrainedConfig]) -> list[FieldSource]:
+    """The fields that a literal may be tied to, in the order of the configuration.
+
+    Args:
+        configs: The twins' configurations, of the same model at several sizes.
+    """
+    tables = [{name: (text, value) for name, text, value in _entries(c, "hf", "")} for c in configs]
+    aliases = _aliases(configs[0])
+    out: list[FieldSource] = []
+    for name, (text, value) in tables[0].items():
+        if not all(name in t for t in tables) or not name.isidentifier():
+            continue
+        values = tuple(t[name][1] for t in tables)
+        if not isinstance(value, int | float | list) or any(v is None for v in values):
+            continue
+        common = aliases.get(name, name)
+        read = f"hf.{common}" if common != name else text
+        out.append(FieldSource(common, read, values, _annotation(value)))
+    out += _derived(configs, {f.name for f in out})
+    return [f for f in out if not f.name.endswith("token_id")]
+
+
+def _derived(configs: Sequence[PreTrainedConfig], present: set[str]) -> list[FieldSource]:
+    """Sizes that transformers' own code computes where config.json leaves them out."""
+    derived = []
+    heads_known = {"hidden_size", "num_attention_heads"} <= present
+    if "head_dim" not in present and heads_known:
+        values = tuple(c.hidden_size // c.num_attention_heads for c in configs)
+        read = "hf.hidden_size // hf.num_attention_heads"
+        derived.append(FieldSource("head_dim", read, values, "int"))
+    return derived

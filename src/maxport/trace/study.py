@@ -1,0 +1,129 @@
+"""Trace a model at three sizes and say what it computes, for every size."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from maxport.emit.graphfile import Origin
+from maxport.emit.lift import Lifted, lift
+from maxport.emit.ragged import to_ragged
+from maxport.idioms import Finding, recognise
+from maxport.ir import Graph
+from maxport.trace.capture import export_model
+from maxport.trace.fields import field_sources
+from maxport.trace.importer import import_program
+from maxport.trace.numeric import TracedValues
+from maxport.twin import twin_config, twin_model
+
+#: Sizes traced: two tie literals to the configuration, the third confirms it.
+SIZES = (0, 1, 2)
+
+
+@dataclass
+class Study:
+    """What is known of a model after tracing it.
+
+    Attributes:
+        model_class: The transformers class.
+        traced: The first twin's graph as traced.
+        recognised: The same after recognition.
+        lifted: The ragged graph for every size.
+        findings: Idioms accepted and refused in the first twin.
+        covered: Traced operations that are in proven idioms.
+        total: Traced operations.
+        plain: Operations emitted one by one, by name.
+        origins: Where transformers defines each class.
+        ignored: Patterns of checkpoint keys that transformers ignores.
+        base_prefix: Prefix that transformers adds to checkpoints saved without the head.
+    """
+
+    model_class: type[PreTrainedModel]
+    traced: Graph
+    recognised: Graph
+    lifted: Lifted
+    findings: list[Finding]
+    covered: int
+    total: int
+    plain: dict[str, int]
+    origins: dict[str, Origin]
+    ignored: list[str]
+    base_prefix: str
+
+
+def trace_twin(config: PreTrainedConfig) -> tuple[Graph, TracedValues, PreTrainedModel]:
+    """One twin's graph as traced, its ground truth, and the model, in bfloat16."""
+    model = twin_model(config, dtype=torch.bfloat16)
+    traced = export_model(model)
+    return import_program(traced), TracedValues(traced), model
+
+
+def study(
+    config: PreTrainedConfig,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    window: int | None = None,
+) -> Study:
+    """Trace `config`'s model at three small sizes.
+
+    Args:
+        config: The checkpoint's (text) configuration at its real size.
+        progress: Called with what is being done.
+        window: Sliding window of the twins, if not the twins' own.
+
+    Raises:
+        MaxportError: The model cannot be traced, recognised or lifted.
+    """
+    configs = [twin_config(config, size, window=window) for size in SIZES]
+    graphs: list[Graph] = []
+    first: Any = None
+    for size, twin in zip(SIZES, configs, strict=True):
+        progress(f"tracing twin {size + 1} of {len(SIZES)}")
+        graph, values, model = trace_twin(twin)
+        if first is None:
+            before = _copy(graph)
+        findings = recognise(graph, values)
+        ragged = to_ragged(graph)
+        if first is None:
+            first = (before, graph, findings, model, ragged)
+        graphs.append(ragged)
+    progress("tying sizes to the configuration")
+    before, recognised, findings, model, ragged = first
+    plain: dict[str, int] = {}
+    for node in ragged.nodes:
+        if not node.proof and node.op != "input":
+            plain[node.op] = plain.get(node.op, 0) + 1
+    lifted = lift(graphs, field_sources(configs))
+    total = recognised.traced
+    return Study(
+        type(model), before, recognised, lifted, findings, total - sum(plain.values()), total, plain,
+        class_origins(recognised), list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []),
+        model.base_model_prefix,
+    )  # fmt: skip
+
+
+def _copy(graph: Graph) -> Graph:
+    from maxport.ir import copy_graph
+
+    return copy_graph(graph)
+
+
+def class_origins(graph: Graph) -> dict[str, Origin]:
+    """File and line of every transformers class that the graph's operations come from."""
+    origins: dict[str, Origin] = {}
+    for name in {cls for node in graph.nodes for cls in node.classes.values()}:
+        module, _, cls = name.rpartition(".")
+        found = getattr(sys.modules.get(module), cls, None)
+        try:
+            line = inspect.getsourcelines(found)[1] if found is not None else 0
+            origins[name] = Origin(Path(inspect.getfile(found)).name, line)  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            continue
+    return origins
