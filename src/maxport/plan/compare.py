@@ -1,0 +1,246 @@
+"""How far a model is from a donor, and what would have to change: an edit script between slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from maxport.plan.fingerprint import Fingerprint, Kind
+from maxport.plan.slots import NORMS, Token
+
+#: What writing one operation costs, in linear layers; an operation not listed is one plain op.
+_OP_COST = {
+    "attend": 3.0,
+    "linear": 1.0,
+    "rms_norm": 1.0,
+    "layer_norm": 1.0,
+    "rope": 1.0,
+    "embedding": 1.0,
+    "topk": 1.0,
+    "branch": 1.0,
+    "conv1d": 2.0,
+    "convolution": 2.0,
+}
+_PLAIN = 0.4
+#: What changing one attribute of an operation costs; an attribute not listed costs as `kind`.
+_ATTR_COST = {
+    "mask": 1.0,
+    "ALiBi": 1.5,
+    "sinks": 1.0,
+    "scale": 0.2,
+    "softcap": 0.5,
+    "grouped": 0.2,
+    "kind": 0.5,
+    "bias": 0.2,
+    "fused": 0.3,
+    "stored transposed": 0.2,
+    "weight": 0.4,
+    "weight + 1": 0.4,
+    "rounds before the weight": 0.1,
+    "over": 0.5,
+    "pairs": 0.5,
+    "partial": 0.3,
+    "backwards": 0.3,
+    "scaled": 0.2,
+    "reads": 1.0,
+    "adds to": 0.5,
+    "of": 1.0,
+}
+_OTHER_NORM = 0.7
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One difference between a model and its donor.
+
+    Attributes:
+        component: The slot it is in ("attention query").
+        reference: Class and source lines of the Hugging Face model, "" if it lacks the operation.
+        model: What the model does there, "nothing" if it lacks it.
+        donor: What the donor's own Hugging Face class does there.
+        change: What to do about it.
+        kinds: Which kinds of layers it concerns; empty for all.
+        cost: Size of the change, in linear layers to write.
+    """
+
+    component: str
+    reference: str
+    model: str
+    donor: str
+    change: str
+    kinds: tuple[str, ...]
+    cost: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model against one donor: the edit script and its size.
+
+    `distance` is the sum of the deltas' costs; `shared` the share of the model (by cost) that the
+    donor already has; `names` the share of the model's weight names that the donor uses too.
+    """
+
+    distance: float
+    shared: float
+    names: float
+    deltas: tuple[Delta, ...]
+
+
+def compare(model: Fingerprint, donor: Fingerprint) -> Comparison:
+    """The edit script from `donor` to `model`, each difference once however many layers have it."""
+    found: dict[tuple[str, Token | None, Token | None], list[str]] = {}
+    for kind in model.kinds:
+        nearest = min(donor.kinds, key=lambda other: _distance(kind, other), default=None)
+        for edit in _edits(kind, nearest or Kind("none", {})):
+            found.setdefault(edit, []).append(kind.name)
+    for edit in _edits(model.outer, donor.outer):
+        found.setdefault(edit, []).append(model.outer.name)
+    every = [kind.name for kind in model.kinds]
+    deltas = [
+        _delta(*edit, () if names in (every, [model.outer.name]) else tuple(names))
+        for edit, names in found.items()
+    ]
+    distance = sum(delta.cost for delta in deltas)
+    whole = _whole(model)
+    names = set(model.weights) & set(donor.weights)
+    return Comparison(
+        distance=round(distance, 3),
+        shared=round(max(0.0, 1.0 - distance / whole), 4) if whole else 0.0,
+        names=round(len(names) / max(len(model.weights), 1), 4),
+        deltas=tuple(sorted(deltas, key=lambda d: -d.cost)),
+    )
+
+
+def _whole(model: Fingerprint) -> float:
+    """Cost of writing the whole model: each kind's operations once."""
+    tokens: dict[tuple[str, int, Token], None] = {}
+    for kind in (*model.kinds, model.outer):
+        for slot, row in kind.slots.items():
+            tokens |= {(slot, index, token): None for index, token in enumerate(row)}
+    return sum(_cost(token) for _, _, token in tokens)
+
+
+Edit = tuple[str, Token | None, Token | None]
+
+
+def _distance(a: Kind, b: Kind) -> float:
+    return sum(_change_cost(old, new) for _, old, new in _edits(a, b))
+
+
+def _edits(model: Kind, donor: Kind) -> list[Edit]:
+    """(slot, donor's token, model's token) of every difference; None where one side lacks it."""
+    found: list[Edit] = []
+    for slot in dict.fromkeys([*model.slots, *donor.slots]):
+        script = _script(donor.slots.get(slot, ()), model.slots.get(slot, ()))
+        found += [(slot, old, new) for old, new in script if old != new]
+    return found
+
+
+@cache
+def _script(
+    old: tuple[Token, ...], new: tuple[Token, ...]
+) -> tuple[tuple[Token | None, Token | None], ...]:
+    """The cheapest alignment of two token lists (Levenshtein with operation costs)."""
+    rows, columns = len(old) + 1, len(new) + 1
+    best = [[0.0] * columns for _ in range(rows)]
+    for i in range(1, rows):
+        best[i][0] = best[i - 1][0] + _cost(old[i - 1])
+    for j in range(1, columns):
+        best[0][j] = best[0][j - 1] + _cost(new[j - 1])
+    for i in range(1, rows):
+        for j in range(1, columns):
+            best[i][j] = min(
+                best[i - 1][j] + _cost(old[i - 1]),
+                best[i][j - 1] + _cost(new[j - 1]),
+                best[i - 1][j - 1] + _change_cost(old[i - 1], new[j - 1]),
+            )
+    return tuple(_walk_back(best, old, new))
+
+
+def _walk_back(
+    best: Sequence[Sequence[float]], old: Sequence[Token], new: Sequence[Token]
+) -> list[tuple[Token | None, Token | None]]:
+    pairs: list[tuple[Token | None, Token | None]] = []
+    i, j = len(old), len(new)
+    while i or j:
+        if i and j:
+            both = best[i - 1][j - 1] + _change_cost(old[i - 1], new[j - 1])
+            if abs(best[i][j] - both) < 1e-9:
+                pairs.append((old[i - 1], new[j - 1]))
+                i, j = i - 1, j - 1
+                continue
+        if i and abs(best[i][j] - best[i - 1][j] - _cost(old[i - 1])) < 1e-9:
+            pairs.append((old[i - 1], None))
+            i -= 1
+        else:
+            pairs.append((None, new[j - 1]))
+            j -= 1
+    return pairs[::-1]
+
+
+def _cost(token: Token) -> float:
+    return _OP_COST.get(token.op, _PLAIN)
+
+
+def _change_cost(old: Token | None, new: Token | None) -> float:
+    if old is None or new is None:
+        token = old or new
+        return _cost(token) if token else 0.0
+    if old == new:
+        return 0.0
+    if old.op == new.op:
+        a, b = dict(old.attrs), dict(new.attrs)
+        changed = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+        return sum(_ATTR_COST.get(name, 0.5) for name in changed)
+    if old.op in NORMS and new.op in NORMS:
+        return _OTHER_NORM
+    return _cost(old) + _cost(new)
+
+
+def _delta(slot: str, old: Token | None, new: Token | None, kinds: tuple[str, ...]) -> Delta:
+    return Delta(
+        component=slot,
+        reference=new.place if new else "",
+        model=describe(new),
+        donor=describe(old),
+        change=_advice(old, new),
+        kinds=kinds,
+        cost=round(_change_cost(old, new), 3),
+    )
+
+
+def _advice(old: Token | None, new: Token | None) -> str:
+    if old is None:
+        return f"add {describe(new)}"
+    if new is None:
+        return f"remove {describe(old)}"
+    if old.op != new.op:
+        return f"replace {describe(old)} by {describe(new)}"
+    a, b = dict(old.attrs), dict(new.attrs)
+    changed = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    steps = [f"{name}: {_word(a.get(name))} -> {_word(b.get(name))}" for name in changed]
+    return f"{_WORDS.get(new.op, new.op)}: " + "; ".join(steps)
+
+
+def _word(value: object) -> str:
+    return {None: "no", True: "yes"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
+
+
+_WORDS = {
+    "attend": "attention",
+    "branch": "residual branch",
+    "linear": "projection",
+    "rms_norm": "RMSNorm",
+    "layer_norm": "LayerNorm",
+    "rope": "rotary embedding",
+}
+
+
+def describe(token: Token | None) -> str:
+    """A token in words: "RMSNorm (weight, over each head)"; "nothing" for None."""
+    if token is None:
+        return "nothing"
+    parts = [name if value is True else f"{name} {value}" for name, value in token.attrs]
+    word = _WORDS.get(token.op, token.op)
+    return f"{word} ({', '.join(parts)})" if parts else word

@@ -1,0 +1,144 @@
+"""Rank the architectures MAX has by how little of them would have to change for a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from maxport.checkpoint.cache import cache_root, write_whole
+from maxport.checkpoint.known import causal_lm_classes
+from maxport.errors import MaxportError
+from maxport.plan.compare import Comparison, compare
+from maxport.plan.fingerprint import SCHEMA, Fingerprint, fingerprint, from_json, to_json
+from maxport.plan.native import NativeArch, native_archs
+
+#: Fingerprints of the donors' Hugging Face classes, measured by `bench/donors.py --prints`.
+SHIPPED = Path(__file__).with_name("donor_prints.json")
+
+
+@dataclass(frozen=True)
+class Donor:
+    """An architecture of MAX with the transformers model type whose class it implements."""
+
+    arch: NativeArch
+    model_type: str
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One donor's place in a ranking."""
+
+    donor: Donor
+    comparison: Comparison
+
+
+def donors() -> tuple[Donor, ...]:
+    """Every architecture a port can start from whose class transformers has."""
+    types: dict[str, str] = {}
+    for model_type, class_name in causal_lm_classes().items():
+        types.setdefault(class_name, model_type)
+    archs = [arch for arch in native_archs() if arch.donor and arch.class_name in types]
+    return tuple(Donor(arch, types[arch.class_name]) for arch in archs)
+
+
+def rank(
+    model: Fingerprint,
+    *,
+    lane: str | None = None,
+    without: Iterable[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> list[Ranked]:
+    """Donors from the nearest on.
+
+    Order: measured distance; at equal distance the donor that shares more weight names, then the
+    ModuleV3 one, then MAX's own order.
+
+    Args:
+        model: The model's fingerprint.
+        lane: Only donors of this lane ("v2" or "v3").
+        without: Class names to leave out, to ask what one would do if MAX lacked them.
+        progress: Called with the model type before a fingerprint has to be measured.
+    """
+    left_out = set(without)
+    found = []
+    for donor in donors():
+        if donor.arch.class_name in left_out or lane not in (None, donor.arch.lane):
+            continue
+        known = donor_print(donor.model_type, progress)
+        if known is not None:
+            found.append(Ranked(donor, compare(model, known)))
+    order = {donor.arch.name: index for index, donor in enumerate(donors())}
+    return sorted(
+        found,
+        key=lambda r: (
+            r.comparison.distance,
+            -r.comparison.names,
+            r.donor.arch.lane != "v3",
+            order[r.donor.arch.name],
+        ),
+    )
+
+
+def donor_print(
+    model_type: str, progress: Callable[[str], None] | None = None
+) -> Fingerprint | None:
+    """A donor's fingerprint, None if its class cannot be traced.
+
+    From the table that ships with maxport if it was measured with the installed transformers,
+    else from the user's cache, else measured now (some seconds) and kept.
+    """
+    row = _shipped().get(model_type)
+    if row is None:
+        row = _cached(model_type)
+    if row is None:
+        if progress:
+            progress(model_type)
+        row = measure(model_type)
+        write_whole(_cache_file(model_type), json.dumps(row))
+    return from_json(row) if "kinds" in row else None
+
+
+def measure(model_type: str) -> dict[str, Any]:
+    """The fingerprint of a model type's default config as JSON, or {"error": why}."""
+    from maxport.twin import default_config
+
+    try:
+        return to_json(fingerprint(default_config(model_type)))
+    except MaxportError as error:
+        return {"error": str(error)}
+    except Exception as error:  # a tracing failure only means that this donor cannot be ranked
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+
+
+def versions() -> dict[str, Any]:
+    """What stored fingerprints depend on."""
+    return {"schema": SCHEMA, "transformers": version("transformers")}
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    try:
+        stored = json.loads(SHIPPED.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    prints: dict[str, Any] = stored["prints"] if stored.get("versions") == versions() else {}
+    return prints
+
+
+def _cache_file(model_type: str) -> Path:
+    found = versions()
+    folder = f"prints-{found['schema']}-{found['transformers']}"
+    return cache_root() / folder / f"{model_type}.json"
+
+
+def _cached(model_type: str) -> dict[str, Any] | None:
+    try:
+        row: dict[str, Any] = json.loads(_cache_file(model_type).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return row

@@ -1,0 +1,135 @@
+"""What a decoder computes, as comparable parts: measured from its traced and recognised graph.
+
+A fingerprint has one `Kind` for each kind of layer and one for what surrounds the layers. Names of
+modules and classes play no part in it (they are kept only to say where something was found), and
+neither do sizes: two models with equal fingerprints differ in weights, sizes and names only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from maxport.ir import Graph, Node
+from maxport.plan.slots import Token, layer_slots, outer_slots
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: Raise it when what a fingerprint holds changes; stored fingerprints of other versions are void.
+SCHEMA = 1
+_INDEX = re.compile(r"^(.*?)\.?(\d+)(?=\.|$)")
+
+Slots = dict[str, tuple[Token, ...]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of layer (or the surroundings): its slots, and how many layers of it were traced."""
+
+    name: str
+    slots: Slots
+    layers: int = 1
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A model's measured structure.
+
+    Attributes:
+        model: The Hugging Face class that was traced.
+        kinds: Kinds of layers in order of first appearance.
+        outer: Embedding, final norm, head.
+        weights: Parameter names with layer numbers as `*`.
+    """
+
+    model: str
+    kinds: tuple[Kind, ...]
+    outer: Kind
+    weights: tuple[str, ...]
+
+
+def fingerprint(config: PreTrainedConfig) -> Fingerprint:
+    """Trace a twin of `config` and read its fingerprint off the recognised graph.
+
+    Args:
+        config: A real or default config; only a twin of it is built.
+
+    Raises:
+        MaxportError: If no twin runs, or it cannot be traced.
+    """
+    from maxport.idioms import recognise
+    from maxport.trace.capture import export_model
+    from maxport.trace.importer import import_program
+    from maxport.trace.numeric import TracedValues
+    from maxport.twin import twin_config, twin_model
+
+    model = twin_model(twin_config(config))
+    traced = export_model(model)
+    graph = import_program(traced)
+    recognise(graph, TracedValues(traced))
+    names = sorted({re.sub(r"\d+", "*", n) for n, _ in model.named_parameters()})
+    return read_graph(graph, type(model).__name__, names)
+
+
+def read_graph(graph: Graph, model: str, weights: Iterable[str]) -> Fingerprint:
+    """The fingerprint of an already recognised graph.
+
+    Args:
+        graph: The traced model after `maxport.idioms.recognise`.
+        model: The traced class's name.
+        weights: Names of its parameters, numbers as `*`.
+    """
+    layers = _layers(graph.nodes)
+    inside = {node.name for nodes in layers.values() for node in nodes}
+    kinds: list[Kind] = []
+    for nodes in layers.values():
+        slots = layer_slots(nodes, graph)
+        same = next((i for i, kind in enumerate(kinds) if kind.slots == slots), None)
+        if same is None:
+            kinds.append(Kind(f"layer kind {len(kinds) + 1}", slots))
+        else:
+            kind = kinds[same]
+            kinds[same] = Kind(kind.name, kind.slots, kind.layers + 1)
+    outer = Kind("outside the layers", outer_slots(graph, inside))
+    return Fingerprint(model, tuple(kinds), outer, tuple(weights))
+
+
+def _layers(nodes: Iterable[Node]) -> dict[str, list[Node]]:
+    """Nodes by layer. Layers are the longest family of modules numbered at one place."""
+    families: dict[str, dict[int, list[Node]]] = {}
+    for node in nodes:
+        if match := _INDEX.match(node.scope):
+            family = families.setdefault(match[1], {})
+            family.setdefault(int(match[2]), []).append(node)
+    if not families:
+        return {}
+    prefix = max(families, key=lambda p: sum(len(group) for group in families[p].values()))
+    return {f"{prefix}.{index}": group for index, group in sorted(families[prefix].items())}
+
+
+def to_json(found: Fingerprint) -> dict[str, Any]:
+    """Plain data that `from_json` turns back into an equal fingerprint."""
+    return asdict(found)
+
+
+def from_json(data: Mapping[str, Any]) -> Fingerprint:
+    """A fingerprint from `to_json`'s data.
+
+    Raises:
+        KeyError, TypeError: If the data is of another schema.
+    """
+
+    def kind(row: Mapping[str, Any]) -> Kind:
+        slots = {
+            name: tuple(
+                Token(t["op"], tuple((k, v) for k, v in t["attrs"]), t["place"]) for t in tokens
+            )
+            for name, tokens in row["slots"].items()
+        }
+        return Kind(row["name"], slots, row["layers"])
+
+    kinds = tuple(kind(row) for row in data["kinds"])
+    return Fingerprint(data["model"], kinds, kind(data["outer"]), tuple(data["weights"]))
