@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,7 @@ def verify_port(
     model: str = "",
     seed: int = 0,
     trust_remote_code: bool = False,
+    notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Judge a port, or MAX's own architecture, against transformers in float32.
@@ -137,6 +138,7 @@ def verify_port(
         model: How the user named the checkpoint, for the report.
         seed: Of the random prompts.
         trust_remote_code: Whether transformers may run the checkpoint's own code.
+        notes: Put at the head of the report's notes.
         progress: Told in a few words what is being done.
 
     Returns:
@@ -145,7 +147,7 @@ def verify_port(
     Raises:
         MaxportError: The arguments make no sense together.
     """
-    _check_arguments(port_dir, native, engine, tier, encoding)
+    check_arguments(port_dir, native, engine=engine, tier=tier, encoding=encoding)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="maxport-verify-") as temp:
         subject = Subject(
@@ -174,6 +176,7 @@ def verify_port(
             seconds=subject.seconds,
         )
         judge = _Judge(subject, blank, steps, max_positions, seed, progress or (lambda text: None))
+        judge.notes += notes
         report = judge.run(Path(temp), trust_remote_code)
     subject.add("total", time.perf_counter() - begun)
     return report
@@ -376,9 +379,19 @@ def _line(error: MaxportError) -> str:
     return f"{error.what} ({error.where})" if error.where else error.what
 
 
-def _check_arguments(
-    port_dir: Path | None, native: str | None, engine: str, tier: str, encoding: str
+def check_arguments(
+    port_dir: Path | None,
+    native: str | None,
+    *,
+    engine: str = "evaluate",
+    tier: str = "logits",
+    encoding: str = "float32",
 ) -> None:
+    """Refuse arguments of `verify_port` that make no sense, before any work is done.
+
+    Raises:
+        MaxportError: Neither or both of port and native are given, or a value is unknown.
+    """
     if (port_dir is None) == (native is None):
         raise MaxportError(
             "say what to judge: a port directory, or MAX's own architecture",

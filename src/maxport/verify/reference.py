@@ -79,13 +79,18 @@ def load_reference(folder: Path, *, trust_remote_code: bool = False) -> Referenc
     import torch
     import transformers
 
+    from maxport.twin import causal_lm_class
+
     try:
-        with _quiet(transformers):
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        with _quiet():
+            config = transformers.AutoConfig.from_pretrained(
+                folder, trust_remote_code=trust_remote_code
+            )
+            model, info = causal_lm_class(config).from_pretrained(
                 folder,
+                config=config,
                 dtype=torch.float32,
                 attn_implementation="eager",
-                trust_remote_code=trust_remote_code,
                 output_loading_info=True,
             )
     except Exception as error:
@@ -141,7 +146,7 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """No progress bars and no loading report from transformers."""
     from transformers.utils import logging as hf_logging
 
