@@ -24,7 +24,11 @@ from maxport.gates.base import GateResult
 @click.option("--revision", help="Branch, tag or commit on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Allow code in the checkpoint.")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
-@click.option("--encoding", type=click.Choice(["float32", "bfloat16"]), help="Default: as stored.")
+@click.option(
+    "--encoding",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Default: float32 on CPU, else as stored.",
+)
 @click.option("--time-limit", default=120.0, show_default=True, help="Seconds for the dry builds.")
 @click.option("--json", "as_json", is_flag=True, help="Report JSON on stdout.")
 def command(

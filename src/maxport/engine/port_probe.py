@@ -8,6 +8,7 @@ next step starts, so that the caller knows which step a crash or an endless loop
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import logging
@@ -188,7 +189,7 @@ def build(report: Report, options: argparse.Namespace) -> None:
         report.run(f"build {first}", lambda: built(first))
     report.run("weights", lambda: weights)
     for mode in others:
-        report.run(f"build {mode}", lambda mode=mode: built(mode))
+        report.run(f"build {mode}", functools.partial(built, mode))
 
 
 @contextmanager

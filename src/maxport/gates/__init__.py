@@ -61,7 +61,7 @@ def run_gates(
         revision: Branch, tag or commit on the Hub.
         trust_remote_code: Whether code in the checkpoint may be used.
         device: `cpu` or `gpu`, simulated where there is none.
-        encoding: Dtype to build in; the one the tensors are stored in if None.
+        encoding: Dtype to build in; if None float32 on CPU, on GPU the stored one.
         limit_s: Seconds after which building is stopped.
 
     Raises:
@@ -120,6 +120,8 @@ def _class_name(config: dict[str, Any]) -> str:
 
 
 def _encoding(subject: Subject) -> str:
-    """The encoding of the stored dtype; float32 where MAX has none for it."""
-    wanted = arch.ENCODING.get(arch.stored_dtype(subject), "float32")
-    return wanted if wanted in ("float32", "bfloat16") else "float32"
+    """The encoding of the stored dtype; float32 on CPU, where MAX runs nothing else."""
+    if subject.device == "cpu":
+        return "float32"
+    wanted = arch.ENCODING.get(arch.stored_dtype(subject), "bfloat16")
+    return wanted if wanted in ("float32", "bfloat16") else "bfloat16"

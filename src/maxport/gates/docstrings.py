@@ -78,11 +78,12 @@ def audit(port: Port, class_name: str, model_type: str) -> list[Mention]:
         class_name: `architectures[0]`; its family's name may be used freely.
         model_type: config.json's model type; likewise.
     """
-    code = "\n".join(_code(tree) for tree in port.trees.values())
+    codes = {name: _code(tree) for name, tree in port.trees.items()}
+    code = "\n".join(codes.values())
     own = f"{class_name} {model_type} {port.folder.name}".lower().replace("_", "")
     mentions: list[Mention] = []
     for text in texts(port):
-        mentions += _names(text, own, code)
+        mentions += _names(text, own, codes[text.file])
         mentions += _claims(text, code)
     return mentions
 
@@ -149,7 +150,7 @@ def _names(text: Text, own: str, code: str) -> Iterator[Mention]:
 def _judged(text: Text, match: re.Match[str], family: str, code: str) -> Mention:
     sentence = _sentence(text.text, match.start())
     if re.search(rf"^\s*(from|import)\b.*{family}", code, re.I | re.M):
-        return Mention(text, match.group(), "OK", "the port imports that code")
+        return Mention(text, match.group(), "OK", "the file imports that code")
     if DENIED.search(sentence) or re.search(r"\b(as in|like|from|see|same as)\b", sentence, re.I):
         return Mention(text, match.group(), "OK", "said to differ or to be the origin")
     if text.kind == "docstring":
@@ -159,7 +160,7 @@ def _judged(text: Text, match: re.Match[str], family: str, code: str) -> Mention
 
 def _claims(text: Text, code: str) -> Iterator[Mention]:
     for claim, proof in CLAIMS:
-        match = re.search(claim, text.text)
+        match = re.search(claim, text.text, re.I)
         if match is None:
             continue
         true = bool(re.search(proof, code)) or bool(

@@ -106,7 +106,8 @@ def unpacked_tensor(file: File) -> Iterator[Finding]:
         for node in ast.walk(function):
             if (name := _iterated(node)) and name in tensors:
                 what = f"the Tensor {name!r} is unpacked or iterated: tracing never ends"
-                yield file.finding(node, what, "use F.split, F.chunk or indices")
+                place = node.iter if isinstance(node, ast.comprehension) else node
+                yield file.finding(place, what, "use F.split, F.chunk or indices")
 
 
 def _iterated(node: ast.AST) -> str:
@@ -202,17 +203,23 @@ def state_in_forward(file: File) -> Iterator[Finding]:
 
 
 def numpy_of_weights(file: File) -> Iterator[Finding]:
-    """numpy has no bfloat16."""
-    source = ast.unparse(file.tree)
-    if "weight_adapter" not in file.name or "uint16" in source or "torch" in source:
+    """numpy has no bfloat16; a function that views the elements as integers may use it."""
+    if "weight_adapter" not in file.name:
         return
-    for call, name in file.calls():
-        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        of_numpy = name in ("np.from_dlpack", "numpy.from_dlpack", "np.asarray", "np.array")
-        if of_numpy or method in ("to_numpy", "numpy"):
-            what = "a weight is read through numpy, which has no bfloat16 or float8"
-            fix = "view it as unsigned integers first: Buffer.view(DType.uint16, shape)"
-            yield file.finding(call, what, fix)
+    for function in ast.walk(file.tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        viewed = any(word in ast.unparse(function) for word in (".view(", "torch"))
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and not viewed and _reads_as_numpy(call):
+                what = "a weight is read through numpy, which has no bfloat16 or float8"
+                fix = "view it as unsigned integers first: Buffer.view(DType.uint16, shape)"
+                yield file.finding(call, what, fix)
+
+
+def _reads_as_numpy(call: ast.Call) -> bool:
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return dotted(call.func) in ("np.from_dlpack", "np.asarray", "np.array") or method == "to_numpy"
 
 
 def default_that_wins(file: File) -> Iterator[Finding]:
