@@ -21,6 +21,7 @@ def matmul_add(
     return product(a, right, call.dtype()) + residual
 
 
+@op("composite.rope.ragged")
 @op("composite.rope_ragged")
 def rope_ragged(
     call: Call,
@@ -34,7 +35,7 @@ def rope_ragged(
         x,
         frequencies[ragged_positions(offsets, start)],
         interleaved=bool(call.attribute("interleaved")),
-        first=bool(call.attribute("rope_first", False)),
+        first=bool(call.attribute("rope_first")),
     )
 
 
@@ -90,6 +91,6 @@ def _attribute_norm(call: Call, x: torch.Tensor, weight: torch.Tensor) -> torch.
         x,
         weight,
         float(call.attribute("epsilon")),
-        weight_offset=float(call.attribute("weight_offset", 0.0)),
-        multiply_before_cast=bool(call.attribute("multiply_before_cast", True)),
+        weight_offset=float(call.attribute("weight_offset")),
+        multiply_before_cast=bool(call.attribute("multiply_before_cast")),
     )
