@@ -104,7 +104,7 @@ def make_port(
     config: PreTrainedConfig,
     *,
     slug: str,
-    class_name: str,
+    class_name: str | None = None,
     stored: Sequence[str] = (),
     repos: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
@@ -115,7 +115,7 @@ def make_port(
     Args:
         config: The checkpoint's (text) configuration at its real size.
         slug: The port's folder, package and graph file.
-        class_name: Name under which MAX registers it.
+        class_name: Name under which MAX registers it; the transformers class's if None.
         stored: The checkpoint's tensor names, if it has any.
         repos: Checkpoints to name as examples.
         progress: Called with what is being done.
@@ -153,7 +153,7 @@ def make_port(
         parameters.append(graph.head[0])
     spec = PortSpec(
         slug=slug,
-        class_name=class_name,
+        class_name=class_name or hf_class,
         graph_class=graph.class_name,
         config_class=config_class,
         display_name=display,
