@@ -47,7 +47,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
 @click.pass_context
 def command(
-    ctx: click.Context, model: str, html: Path | None, as_json: bool, **options: Any
+    ctx: click.Context, /, model: str, html: Path | None, as_json: bool, **options: Any
 ) -> None:
     """Judge a port of MODEL, a folder, GGUF file or Hub id, against transformers in float32.
 

@@ -82,7 +82,7 @@ def load_reference(folder: Path, *, trust_remote_code: bool = False) -> Referenc
     from maxport.twin import causal_lm_class
 
     try:
-        with _quiet():
+        with quiet():
             config = transformers.AutoConfig.from_pretrained(
                 folder, trust_remote_code=trust_remote_code
             )
@@ -146,7 +146,7 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and no loading report from transformers."""
     from transformers.utils import logging as hf_logging
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maxport.errors import MaxportError
+from maxport.verify.reference import quiet
 
 #: Reference and port in float32, and room for activations, per stored float32 parameter.
 _BYTES_PER_PARAMETER = 10
@@ -64,7 +65,7 @@ def memory_needed(checkpoint: Any) -> int:
 
 def memory_available() -> int:
     """Bytes free to this process: the machine's, or what its control group leaves."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     free = int(psutil.virtual_memory().available)
     try:
@@ -95,7 +96,8 @@ def _twin(
         ) from error
     # Compiled attention on a CPU takes no sliding window below 128 (MAX 26.7).
     shape = {"window": 128} if kernels else {}
-    small = twin_config(config, 2, **shape)
-    small.architectures = checkpoint.config.get("architectures") or small.architectures
-    folder = save_twin(small, temp / "twin", dtype=getattr(torch, encoding))
+    with quiet():
+        small = twin_config(config, 2, **shape)
+        small.architectures = checkpoint.config.get("architectures") or small.architectures
+        folder = save_twin(small, temp / "twin", dtype=getattr(torch, encoding))
     return Judged(folder, "twin", f"judged on a small random twin: {why}")
