@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from maxport.checkpoint.cache import cache_root, write_whole
 from maxport.checkpoint.headers import (
@@ -46,12 +47,13 @@ class HubSource:
         self.repo, self.revision = repo, revision
         self._folder: Path | None = None
         if _offline():
-            self._folder = _cached_snapshot(repo, revision)
+            self._folder = _cached_snapshot(repo, revision, self._kept_commit())
             self.commit = self._folder.name
             self._files = self._cached_files()
         else:
             self.commit, self._files = self._list()
             _remember(self._listing, {"files": self._files})
+            write_whole(self._ref, self.commit)
 
     @property
     def where(self) -> str:
@@ -94,8 +96,23 @@ class HubSource:
     def _listing(self) -> Path:
         return self._kept("files.json")
 
+    @property
+    def _home(self) -> Path:
+        return cache_root() / "hub" / self.repo.replace("/", "--")
+
+    @property
+    def _ref(self) -> Path:
+        """Keeps the commit that a branch or tag named last, for offline runs."""
+        return self._home / "refs" / quote(self.revision or "main", safe="")
+
     def _kept(self, name: str) -> Path:
-        return cache_root() / "hub" / self.repo.replace("/", "--") / self.commit / name
+        return self._home / self.commit / name
+
+    def _kept_commit(self) -> str | None:
+        try:
+            return self._ref.read_text("utf-8").strip() or None
+        except OSError:
+            return None
 
     def _list(self) -> tuple[str, dict[str, int | None]]:
         from huggingface_hub import HfApi, constants
@@ -115,12 +132,14 @@ class HubSource:
         return str(info.sha), {n: s for n, s in sorted(names.items()) if "/" not in n}
 
     def _download(self, name: str) -> Path:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, hf_hub_download
 
         def ask() -> str:
-            return str(hf_hub_download(self.repo, name, revision=self.commit))
+            timeout = constants.HF_HUB_ETAG_TIMEOUT
+            path = hf_hub_download(self.repo, name, revision=self.commit, etag_timeout=timeout)
+            return str(path)
 
-        return Path(retrying(ask, self.repo, self.revision, name))
+        return Path(retrying(ask, self.repo, self.revision, name, retried_inside=True))
 
     def _header(self, name: str) -> tuple[TensorHeader, ...]:
         if local := _in_hub_cache(self.repo, name, self.commit):
@@ -230,8 +249,8 @@ def _in_hub_cache(repo: str, name: str, revision: str | None) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _cached_snapshot(repo: str, revision: str | None) -> Path:
-    config = _in_hub_cache(repo, "config.json", revision)
+def _cached_snapshot(repo: str, revision: str | None, commit: str | None) -> Path:
+    config = _in_hub_cache(repo, "config.json", commit or revision)
     if config is None:
         raise MaxportError(
             "no such local folder, and the model is not in the local Hub cache while offline "

@@ -19,28 +19,41 @@ LONGEST_WAIT = 60.0
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 
 
-def retrying(call: Callable[[], T], repo: str, revision: str | None, file: str | None = None) -> T:
+def retrying(
+    call: Callable[[], T],
+    repo: str,
+    revision: str | None,
+    file: str | None = None,
+    *,
+    retried_inside: bool = False,
+) -> T:
     """Run a Hub request, again after a transient failure, and explain the failure that stays.
 
     Transient are timeouts, broken connections and the statuses 408, 429 and 5xx.
+
+    Args:
+        call: The request.
+        repo: Hub id, for messages.
+        revision: What the user asked for, for messages.
+        file: File the request is about, for messages.
+        retried_inside: huggingface_hub itself retries network failures of this call, and most
+            statuses: only statuses are tried again, once.
 
     Raises:
         MaxportError: The request failed for good.
     """
     import httpx
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    for attempt in range(len(WAITS) + 1):
+    waits = WAITS[:1] if retried_inside else WAITS
+    for wait_here in (*waits, None):
         try:
             return call()
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             cause = _root(error)
-            last = attempt == len(WAITS) or isinstance(cause, OfflineModeIsEnabled)
-            wait = _wait(cause, attempt) if not last else None
+            wait = None if wait_here is None else _wait(cause, wait_here, retried_inside)
             if wait is None:
                 raise explain(cause, repo, revision, file) from error
-            if isinstance(cause, HfHubHTTPError | httpx.HTTPError):
-                time.sleep(wait)
+            time.sleep(wait)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -53,21 +66,23 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _wait(error: BaseException, attempt: int) -> float | None:
+def _wait(error: BaseException, planned: float, retried_inside: bool) -> float | None:
     """Seconds to wait before the next attempt; None if another attempt makes no sense."""
     import httpx
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+    if isinstance(error, OfflineModeIsEnabled):
+        return None
     if isinstance(error, HfHubHTTPError):
         if error.response is None or error.response.status_code not in _TRANSIENT_STATUS:
             return None
         asked = error.response.headers.get("Retry-After", "")
-        wait = float(asked) if asked.isdigit() else WAITS[attempt]
+        wait = float(asked) if asked.isdigit() else planned
         return wait if wait <= LONGEST_WAIT else None
     transient = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
-    if isinstance(error, transient) or "Consistency check failed" in str(error):
-        return WAITS[attempt]
-    return None
+    if "Consistency check failed" in str(error):
+        return planned
+    return planned if isinstance(error, transient) and not retried_inside else None
 
 
 def explain(
@@ -107,24 +122,23 @@ def explain(
     if isinstance(error, hub.EntryNotFoundError):
         return MaxportError("the model has no such file", where=where, fix=f"see {page}")
     if isinstance(error, hub.RepositoryNotFoundError):
-        return MaxportError(
-            "no such model: neither a local folder nor a Hub id this account can see",
-            where=where,
-            fix="check the spelling; if the model is private, run `hf auth login`",
-        )
+        return _no_such_model(where)
     if isinstance(error, hub.HfHubHTTPError) and error.response is not None:
-        return _explain_status(error.response.status_code, where)
+        sent = error.response.request.headers if error.response.request else {}
+        rejected = "Invalid credentials" in error.response.headers.get("X-Error-Message", "")
+        with_token = rejected or "authorization" in sent
+        return _explain_status(error.response.status_code, where, with_token)
     if isinstance(error, httpx.TooManyRedirects):
         return MaxportError("the Hub redirects in a circle", where=where, fix=_ENDPOINT_FIX)
     if isinstance(error, httpx.TimeoutException):
         return MaxportError(
-            f"the Hub did not answer in time, {len(WAITS) + 1} attempts",
+            "the Hub did not answer in time, in several attempts",
             where=where,
             fix="try again later, or raise HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT",
         )
     if isinstance(error, httpx.RemoteProtocolError) or "Consistency check" in str(error):
         return MaxportError(
-            f"the Hub cut the transfer off, {len(WAITS) + 1} attempts", where=where, fix=_LATER
+            "the Hub cut the transfer off, in several attempts", where=where, fix=_LATER
         )
     if isinstance(error, httpx.NetworkError):
         return MaxportError(
@@ -148,7 +162,17 @@ _LATER = "try again later"
 _ENDPOINT_FIX = "check HF_ENDPOINT and any proxy in between"
 
 
-def _explain_status(status: int, where: str) -> MaxportError:
+def _no_such_model(where: str) -> MaxportError:
+    return MaxportError(
+        "no such model: neither a local folder nor a Hub id this account can see",
+        where=where,
+        fix="check the spelling; if the model is private, run `hf auth login`",
+    )
+
+
+def _explain_status(status: int, where: str, with_token: bool) -> MaxportError:
+    if status == 401 and not with_token:
+        return _no_such_model(where)
     if status == 401:
         return MaxportError(
             "the Hub does not accept the access token",
