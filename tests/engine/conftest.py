@@ -26,7 +26,7 @@ def save_model(model_class: str, folder: Path, **config: object) -> Path:
 
 SIZES = {
     "vocab_size": 97,
-    "hidden_size": 48,
+    "hidden_size": 120,  # Helium wants heads x head_dim
     "intermediate_size": 56,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,

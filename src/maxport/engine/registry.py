@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def max_pin() -> str:
     for line in importlib.metadata.requires("maxport") or []:
         match = re.match(r"max(?:\[[^\]]*\])?\s*([<>=!~][^;]*)", line)
         if match:
-            return match.group(1).strip()
+            return ",".join(sorted(match.group(1).strip().split(","), reverse=True))
     return ""
 
 
@@ -144,7 +145,7 @@ def loaded_port(port_dir: Path) -> Iterator[list[Any]]:
             where=str(port_dir),
             fix="pass the folder `maxport port` wrote, the one for --custom-architectures",
         )
-    shadowed = _forget(folder.name)
+    _check_name(folder)
     sys.path.insert(0, str(folder.parent))
     keep_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
@@ -153,8 +154,8 @@ def loaded_port(port_dir: Path) -> Iterator[list[Any]]:
     finally:
         sys.dont_write_bytecode = keep_bytecode
         sys.path.remove(str(folder.parent))
-        _forget(folder.name)
-        sys.modules.update(shadowed)
+        for name in [m for m in sys.modules if f"{m}.".startswith(f"{folder.name}.")]:
+            del sys.modules[name]
 
 
 def _architectures(folder: Path) -> list[Any]:
@@ -167,24 +168,36 @@ def _architectures(folder: Path) -> list[Any]:
             fix="run `maxport gates` on the port directory",
             code=1,
         ) from error
-    if Path(module.__file__ or "").resolve().parent != folder:
-        raise MaxportError(
-            f"the port's name {folder.name} is taken by another Python module",
-            where=str(module.__file__),
-            fix="rename the port directory",
-        )
     architectures = getattr(module, "ARCHITECTURES", None)
-    if not isinstance(architectures, list) or not architectures:
+    named = isinstance(architectures, list) and all(hasattr(a, "name") for a in architectures)
+    if not architectures or not named:
         raise MaxportError(
-            "the port exposes no ARCHITECTURES list",
+            "the port exposes no ARCHITECTURES list of SupportedArchitecture",
             where=str(folder / "__init__.py"),
             fix="export ARCHITECTURES = [<the SupportedArchitecture of arch.py>]",
             code=1,
         )
-    return architectures
+    return list(architectures)
 
 
-def _forget(name: str) -> dict[str, Any]:
-    """Drop `name` and its submodules from `sys.modules`; what was dropped."""
-    taken = [m for m in sys.modules if m == name or m.startswith(f"{name}.")]
-    return {m: sys.modules.pop(m) for m in taken}
+def _check_name(folder: Path) -> None:
+    """Refuse a port that MAX could not import because another module has its name."""
+    name = folder.name
+    if not name.isidentifier():
+        raise MaxportError(
+            f"the port's folder name {name!r} is no Python module name",
+            where=str(folder),
+            fix="rename the folder",
+        )
+    other = getattr(sys.modules.get(name), "__file__", None)
+    if other is None and name not in sys.modules:
+        spec = importlib.util.find_spec(name)
+        other = spec.origin or "a namespace package" if spec else None
+    elif other is None:
+        other = "built in"
+    if other is not None and Path(other).resolve().parent != folder:
+        raise MaxportError(
+            f"the port's name {name} is taken by another Python module",
+            where=str(other),
+            fix="rename the port directory",
+        )
