@@ -61,15 +61,11 @@ def fingerprint(config: PreTrainedConfig) -> Fingerprint:
         MaxportError: If no twin runs, or it cannot be traced.
     """
     from maxport.idioms import recognise
-    from maxport.trace.capture import export_model
-    from maxport.trace.importer import import_program
-    from maxport.trace.numeric import TracedValues
-    from maxport.twin import twin_config, twin_model
+    from maxport.trace.study import trace_twin
+    from maxport.twin import twin_config
 
-    model = twin_model(twin_config(config))
-    traced = export_model(model)
-    graph = import_program(traced)
-    recognise(graph, TracedValues(traced))
+    graph, values, model = trace_twin(twin_config(config))
+    recognise(graph, values)
     names = sorted({re.sub(r"\d+", "*", n) for n, _ in model.named_parameters()})
     return read_graph(graph, type(model).__name__, names)
 

@@ -1,0 +1,310 @@
+"""Does the measured ranking of donors find the family's known one? Over transformers' causal LMs.
+
+The known donor is read from transformers itself: the nearest classes that MAX registers, at most
+two steps away in the graph of "derives its decoder from" (modular_*.py and copy marks, in both
+directions); for a class that MAX registers, that class. The ranking sees neither names nor this graph.
+
+    python bench/donors.py                    every causal LM that bench/results/donors.json lacks
+    python bench/donors.py smollm3 helium     these again
+    python bench/donors.py --prints           measure the fingerprints that ship with maxport, again
+    python bench/donors.py --jobs 16          on a bigger machine
+
+Verdicts: `equal` the known donor is first (or at equal distance), `differs` another one is nearer,
+`no-reference` transformers derives the model from no class that MAX has, `refused` maxport says why
+it cannot trace the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import re
+import time
+import warnings
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+OUT = RESULTS / "donors.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("models", nargs="*", help="model types; default: all that have no row yet")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--prints", action="store_true", help="refresh plan/donor_prints.json")
+    options = parser.parse_args()
+    if options.prints:
+        refresh_prints(options.jobs)
+        return
+    rows = {row["name"]: row for row in _stored()}
+    wanted = options.models or [m for m in model_types() if m not in rows]
+    with _pool(options.jobs) as pool:
+        for row in pool.map(run_row, wanted):
+            rows[row["name"]] = row
+            write(list(rows.values()))
+            print(f"{row['name']:24} {row['verdict']:13} {row.get('first', '')} {row['why'][:90]}")
+
+
+def model_types() -> list[str]:
+    from maxport.checkpoint.known import causal_lm_classes
+
+    return sorted(causal_lm_classes())
+
+
+def _pool(jobs: int) -> concurrent.futures.Executor:
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context)
+
+
+def refresh_prints(jobs: int) -> None:
+    """Measure every donor's fingerprint and write the table that ships with maxport."""
+    from maxport.plan.donors import SHIPPED, donors, versions
+
+    types = sorted({donor.model_type for donor in donors()})
+    with _pool(jobs) as pool:
+        prints = dict(zip(types, pool.map(_measured, types), strict=True))
+    body = {"versions": versions(), "prints": prints}
+    temp = SHIPPED.with_suffix(".tmp")
+    temp.write_text(json.dumps(body, separators=(",", ":")) + "\n")
+    temp.replace(SHIPPED)
+    for name, row in prints.items():
+        print(f"{name:24} {row.get('error', 'ok')[:120]}")
+
+
+def _measured(model_type: str) -> dict[str, Any]:
+    _quiet()
+    from maxport.plan.donors import measure
+
+    return measure(model_type)
+
+
+def _quiet() -> None:
+    warnings.filterwarnings("ignore")
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+
+def run_row(model_type: str) -> dict[str, Any]:
+    """Rank all donors for one model, with its own class and without it."""
+    from maxport.checkpoint.known import causal_lm_classes
+    from maxport.plan.donors import rank
+    from maxport.plan.fingerprint import from_json
+
+    begin = time.monotonic()
+    row: dict[str, Any] = {"name": model_type, "class": causal_lm_classes()[model_type]}
+    found = _measured(model_type)
+    seconds = {"fingerprint": round(time.monotonic() - begin, 2)}
+    if "error" in found:
+        return {**row, "verdict": "refused", "seconds": seconds, "why": found["error"]}
+    print_ = from_json(found)
+    begin = time.monotonic()
+    ranked = rank(print_)
+    own = row["class"]
+    registered = any(r.donor.arch.class_name == own for r in ranked)
+    others = [r for r in ranked if r.donor.arch.class_name != own]
+    seconds["rank"] = round(time.monotonic() - begin, 2)
+    known = [own] if registered else known_donors(model_type)
+    row |= {
+        "engine": "trace",
+        "registered": registered,
+        **_place(ranked, known),
+        "known": known,
+        "held_out": _place(others, known_donors(model_type)) if registered else {},
+        "held_out_known": known_donors(model_type) if registered else [],
+        "top": [_summary(r) for r in others[:3]],
+        "seconds": seconds,
+    }
+    row["verdict"], row["why"] = _verdict(row)
+    return row
+
+
+def _place(ranked: list[Any], known: list[str]) -> dict[str, Any]:
+    """The nearest donor, and where the nearest known one stands."""
+    first = ranked[0]
+    at = next((i for i, r in enumerate(ranked) if r.donor.arch.class_name in known), None)
+    near = ranked[at] if at is not None else None
+    return {
+        "first": first.donor.arch.class_name,
+        "distance": first.comparison.distance,
+        "shared": first.comparison.shared,
+        "deltas": len(first.comparison.deltas),
+        "known_rank": None if near is None else _rank(ranked, near),
+        "known_distance": None if near is None else near.comparison.distance,
+    }
+
+
+def _rank(ranked: list[Any], wanted: Any) -> int:
+    """1 plus the number of classes that are strictly nearer."""
+    nearer = {
+        r.donor.arch.class_name
+        for r in ranked
+        if r.comparison.distance < wanted.comparison.distance
+    }
+    return len(nearer) + 1
+
+
+def _summary(ranked: Any) -> dict[str, Any]:
+    return {
+        "architecture": ranked.donor.arch.name,
+        "slug": ranked.donor.arch.slug,
+        "distance": ranked.comparison.distance,
+        "shared": ranked.comparison.shared,
+        "deltas": len(ranked.comparison.deltas),
+    }
+
+
+def _verdict(row: dict[str, Any]) -> tuple[str, str]:
+    if not row["known"] or row["known_rank"] is None:
+        return "no-reference", "transformers derives this model from no class that MAX has"
+    if row["known_rank"] == 1:
+        return "equal", ""
+    return "differs", (
+        f"{row['first']} is nearer ({row['distance']}) than the known {row['known'][0]} "
+        f"({row['known_distance']})"
+    )
+
+
+def known_donors(model_type: str) -> list[str]:
+    """Class names, registered in MAX, next to the model in transformers' derivations.
+
+    Breadth first over "derives its decoder from" in both directions; the first generation that MAX
+    has. Gemma 2's is Gemma 3, which derives from it, before Llama, from which both come.
+    """
+    from maxport.checkpoint.known import causal_lm_classes
+    from maxport.plan.donors import donors
+
+    have = {d.arch.class_name for d in donors()}
+    classes = causal_lm_classes()
+    start = _folder(model_type)
+    generation, seen = [start], {start}
+    for _ in range(2):
+        near = sorted({n for name in generation for n in derivations().get(name, ())} - seen)
+        seen |= set(near)
+        found = {c for kind, c in classes.items() if _folder(kind) in near and c in have}
+        if found:
+            return sorted(found)
+        generation = near
+    return []
+
+
+@cache
+def derivations() -> dict[str, set[str]]:
+    """Folder of transformers/models -> folders that it derives decoder classes from or that do."""
+    graph: dict[str, set[str]] = {}
+    for folder in sorted(p.name for p in _models().iterdir() if p.is_dir()):
+        for parent in _parents(folder):
+            graph.setdefault(folder, set()).add(parent)
+            graph.setdefault(parent, set()).add(folder)
+    return graph
+
+
+def _models() -> Path:
+    spec = find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "models"
+
+
+def _folder(model_type: str) -> str:
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    return str(model_type_to_module_name(model_type))
+
+
+_DECODER = ("DecoderLayer", "Attention", "ForCausalLM", "TextModel", "Model", "Block", "Layer")
+
+
+def _parents(folder: str) -> list[str]:
+    """Folders whose decoder classes this one's derive from, in modular_*.py or by a copy mark."""
+    found = _modular_parents(_models() / folder / f"modular_{folder}.py")
+    source = _models() / folder / f"modeling_{folder}.py"
+    if not found and source.is_file():
+        mark = re.compile(r"^# Copied from transformers\.models\.(\w+)\.\S+\s+class (\w+)", re.M)
+        text = source.read_text("utf-8")
+        found = [origin for origin, name in mark.findall(text) if name.endswith(_DECODER)]
+    return list(dict.fromkeys(name for name in found if name not in ("auto", folder)))
+
+
+def _modular_parents(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    tree = ast.parse(path.read_text("utf-8"))
+    origin: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
+            for alias in node.names:
+                origin[alias.asname or alias.name] = node.module.split(".")[0]
+    return [
+        origin[base.id]
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name.endswith(_DECODER)
+        for base in node.bases
+        if isinstance(base, ast.Name) and base.id in origin
+    ]
+
+
+def _stored() -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = json.loads(OUT.read_text())["rows"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return rows
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Write the JSON and the table made from it."""
+    rows = sorted(rows, key=lambda row: row["name"])
+    body = {
+        "bench": "donors",
+        "made": datetime.date.today().isoformat(),
+        "versions": {n: version(n) for n in ("max", "transformers", "torch", "maxport")},
+        "machine": f"{os.cpu_count()} cores {platform.machine()}",
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    for path, text in ((OUT, json.dumps(body, indent=1)), (OUT.with_suffix(".md"), table(rows))):
+        temp = path.with_suffix(".tmp")
+        temp.write_text(text + "\n")
+        temp.replace(path)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    judged = [r for r in rows if r["verdict"] in ("equal", "differs")]
+    first = sum(r["verdict"] == "equal" for r in judged)
+    own = [r for r in judged if r["registered"]]
+    held = [r for r in own if r["held_out"].get("known_rank")]
+    lines = [
+        "# Donors",
+        "",
+        f"{len(rows)} causal LMs of transformers, {len(judged)} with a known donor in MAX: the "
+        f"measured ranking puts it first for {first}.",
+        f"Of these, {len(own)} are registered in MAX themselves "
+        f"({sum(r['verdict'] == 'equal' for r in own)} rank their own class first); with the own "
+        f"class left out, the known donor is first for "
+        f"{sum(r['held_out']['known_rank'] == 1 for r in held)} of {len(held)}.",
+        "",
+        "| model | verdict | nearest | distance | shared | deltas | known | rank of known | why |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in rows:
+        cells = [r["name"], r["verdict"], r.get("first", ""), r.get("distance", "")]
+        cells += [f"{r['shared']:.0%}" if "shared" in r else "", r.get("deltas", "")]
+        cells += [", ".join(r.get("known", [])), r.get("known_rank") or "", r["why"]]
+        lines.append("| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
