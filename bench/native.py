@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,9 @@ ROW = Path(__file__).with_name("native_row.py")
 V3 = "_ModuleV3"
 TASKS = ("TEXT_GENERATION", "EMBEDDINGS_GENERATION")
 
-#: Where and in which precision to try, until one builds. float32 shows differences rounding-free;
-#: many architectures take GPUs (simulated here) or bfloat16 only.
-ATTEMPTS = (("cpu", "float32"), ("gpu", "float32"), ("gpu", "bfloat16"))
-ROW_SECONDS = 900
+#: Rows that share a process; importing torch, transformers and MAX takes longer than most rows.
+BATCH = 5
+ROW_SECONDS = 400
 
 
 def architectures() -> list[tuple[str, str]]:
@@ -48,43 +48,50 @@ def architectures() -> list[tuple[str, str]]:
     return found
 
 
-def run_row(name: str, lane: str, cause_seconds: float) -> dict[str, Any]:
-    """Try the attempts in processes of their own; the first that builds gives the verdict."""
-    refusals: dict[str, str] = {}
-    row: dict[str, Any] = {}
-    for device, encoding in ATTEMPTS:
-        row = run_process(name, lane, device, encoding, cause_seconds)
-        if row["verdict"] != "cannot-load":
-            break
-        refusals[f"{device} {encoding}"] = row["why"]
-    if refusals:
-        row["refused"] = refusals
-    return {"name": f"{name} {lane}", **row}
+def run_batch(rows: list[tuple[str, str]], cause_seconds: float) -> Iterator[dict[str, Any]]:
+    """Rows in one process; if it dies, the row it was at is an `error` and the rest go on."""
+    todo = list(rows)
+    while todo:
+        done, failure = run_process(todo, cause_seconds)
+        yield from done
+        todo = todo[len(done) :]
+        if failure and todo:
+            name, lane = todo.pop(0)
+            yield {"name": f"{name} {lane}", **UNKNOWN, "verdict": "error", "why": failure}
+
+
+UNKNOWN: dict[str, Any] = {"device": "", "encoding": "", "engine": "evaluate"}
 
 
 def run_process(
-    name: str, lane: str, device: str, encoding: str, cause_seconds: float
-) -> dict[str, Any]:
-    """One attempt; a process that fails or takes too long is an `error`."""
-    base: dict[str, Any] = {"device": device, "encoding": encoding, "engine": "evaluate"}
+    rows: list[tuple[str, str]], cause_seconds: float
+) -> tuple[list[dict[str, Any]], str]:
+    """The rows a process finished, and why it did not finish the others."""
     with tempfile.TemporaryDirectory(prefix="maxport-native-") as temp:
-        out = Path(temp) / "row.json"
-        command = [sys.executable, str(ROW), name, lane, device, encoding, "--out", str(out)]
-        command += ["--cause", str(cause_seconds)]
+        out = Path(temp) / "rows.jsonl"
+        command = [sys.executable, str(ROW), *[f"{name}:{lane}" for name, lane in rows]]
+        command += ["--out", str(out), "--cause", str(cause_seconds)]
+        limit = ROW_SECONDS * len(rows)
+        failure = ""
         try:
-            done = subprocess.run(
+            ended = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
-                timeout=ROW_SECONDS,
+                timeout=limit,
                 env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
             )
         except subprocess.TimeoutExpired:
-            return {**base, "verdict": "error", "why": f"took longer than {ROW_SECONDS} s"}
-        if out.exists():
-            return dict(json.loads(out.read_text("utf-8")))
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {**base, "verdict": "error", "why": last[:400]}
+            failure = f"took longer than {limit} s"
+        else:
+            if ended.returncode:
+                lines = ended.stderr.strip().splitlines()
+                failure = f"exit code {ended.returncode}: {(lines or ['no output'])[-1][:400]}"
+        text = out.read_text("utf-8") if out.exists() else ""
+    done = [json.loads(line) for line in text.splitlines()]
+    if len(done) < len(rows) and not failure:
+        failure = "the process ended early"
+    return done, failure
 
 
 class Store:
@@ -176,14 +183,21 @@ def main() -> None:
         if ((name, lane) in wanted or (name, "") in wanted)
         or (not wanted and _missing(store.rows.get(f"{name} {lane}"), arguments.verdict))
     ]
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        jobs = [pool.submit(run_row, name, lane, arguments.cause) for name, lane in todo]
-        for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
-            row = job.result()
+    batches = [todo[start : start + BATCH] for start in range(0, len(todo), BATCH)]
+    finished = 0
+
+    def work(batch: list[tuple[str, str]]) -> None:
+        nonlocal finished
+        for row in run_batch(batch, arguments.cause):
             store.add(row)
+            finished += 1
             print(
-                f"[{number}/{len(todo)}] {row['name']}: {row['verdict']} {row['why']}", flush=True
+                f"[{finished}/{len(todo)}] {row['name']}: {row['verdict']} {row['why']}", flush=True
             )
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for job in [pool.submit(work, batch) for batch in batches]:
+            job.result()
 
 
 def _missing(row: dict[str, Any] | None, verdict: str | None) -> bool:

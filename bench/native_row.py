@@ -1,15 +1,17 @@
-"""Judge one of MAX's own architectures against transformers on a twin checkpoint, by evaluation.
+"""Judge MAX's own architectures against transformers on twin checkpoints, by evaluation.
 
-Called by native.py in a process of its own, because a process sees either the machine's devices or
-simulated GPUs, and importing MAX makes forking unsafe:
+Called by native.py in processes of their own, because importing MAX makes forking unsafe and a
+process that has simulated GPUs keeps them:
 
-    python bench/native_row.py Olmo2ForCausalLM v2 cpu float32 --out row.json
-    python bench/native_row.py Olmo2ForCausalLM v2 cpu float32 --set rms_norm_eps=1e-6
+    python bench/native_row.py Olmo2ForCausalLM:v2 LlamaForCausalLM:v3 --out rows.jsonl
+    python bench/native_row.py Olmo2ForCausalLM:v2 --set rms_norm_eps=1e-6
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import json
 import tempfile
 import time
@@ -33,6 +35,23 @@ PUBLISHED_KEYS: dict[str, Any] = {
     "scoring_func": "sigmoid",
     "seq_aux": True,
     "topk_method": "noaux_tc",
+}
+
+#: Where and in which precision to try, until one builds. float32 shows differences rounding-free;
+#: many architectures take GPUs (simulated here) or bfloat16 only.
+ATTEMPTS = (("cpu", "float32"), ("gpu", "float32"), ("gpu", "bfloat16"))
+
+#: What every published config of some families has and a class default lacks; tried when MAX's
+#: message asks for it.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
 }
 
 #: Ragged prefill, chunks and decode through the cache; sequence -> (begin, end) of its tokens.
@@ -65,17 +84,41 @@ class Judged:
     compared: str
 
 
+def judge_row(name: str, lane: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Try the attempts in turn; the first that builds gives the verdict.
+
+    Args:
+        name: Hugging Face class name.
+        lane: `v2` or `v3`.
+        changes: Config fields to set in the twin, for finding a difference's cause.
+    """
+    refusals: dict[str, str] = {}
+    row: dict[str, Any] = {}
+    for device, encoding in ATTEMPTS:
+        row = judge(name, lane, device, encoding, changes)
+        if row["verdict"] == "cannot-load" and "yarn" in row["why"]:
+            retry = judge(name, lane, device, encoding, {**changes, "rope_parameters": YARN})
+            if retry["verdict"] != "no-reference":
+                row = {**retry, "changes": {"rope_parameters": YARN}}
+        if row["verdict"] != "cannot-load":
+            break
+        refusals[f"{device} {encoding}"] = row["why"]
+    if refusals:
+        row["refused"] = refusals
+    return row
+
+
 def judge(
     name: str, lane: str, device: str, encoding: str, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row of one architecture, as native.py stores it.
+    """One attempt.
 
     Args:
         name: Hugging Face class name.
         lane: `v2` or `v3`.
         device: `cpu` or `gpu` (simulated).
         encoding: `float32` or `bfloat16`.
-        changes: Config fields to set in the twin, for finding a difference's cause.
+        changes: Config fields to set in the twin.
     """
     row: dict[str, Any] = {"device": device, "encoding": encoding, "engine": "evaluate"}
     seconds: dict[str, float] = {}
@@ -83,11 +126,13 @@ def judge(
     begun = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="maxport-native-") as temp:
-            folder, added = make_twin(name, encoding, Path(temp), changes)
+            folder = make_twin(name, encoding, Path(temp), changes)
             seconds["twin"] = round(time.perf_counter() - begun, 1)
-            found = compare(name, lane, device, encoding, folder, added, seconds)
+            found = compare(name, lane, device, encoding, folder, seconds)
     except NotJudged as error:
         return {**row, "verdict": error.verdict, "why": error.why}
+    except Exception as error:  # a fault of ours; the sweep goes on
+        return {**row, "verdict": "error", "why": f"{type(error).__name__}: {error}"[:600]}
     finally:
         seconds["total"] = round(time.perf_counter() - begun, 1)
     verdict = "equal" if found.max_diff <= found.tolerance else "differs"
@@ -107,45 +152,48 @@ def difference(found: Judged) -> str:
     return f"{found.compared} differ by up to {found.max_diff:.2g}, tolerance {found.tolerance:.2g}"
 
 
-def make_twin(
-    name: str, encoding: str, temp: Path, changes: Mapping[str, Any]
-) -> tuple[Path, dict[str, Any]]:
-    """A twin checkpoint of transformers' class `name`, and the keys added to its config.json."""
+@functools.cache
+def twin_of(model_type: str) -> Any:
+    """The small config of a model type, searched for once."""
+    from maxport.twin import default_config, twin_config
+
+    return twin_config(default_config(model_type), 0)
+
+
+def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) -> Path:
+    """A twin checkpoint of transformers' class `name`, with the keys that published ones have."""
     import torch
     import transformers
 
-    from maxport.twin import default_config, save_twin, twin_config
-
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     cls = getattr(transformers, name, None)
     if cls is None or getattr(cls, "config_class", None) is None:
         raise NotJudged("no-reference", f"transformers {transformers.__version__} has no {name}")
-    model_type = cls.config_class.model_type
     try:
-        config = twin_config(default_config(model_type), 0)
+        config = copy.deepcopy(twin_of(cls.config_class.model_type))
         for key, value in changes.items():
             setattr(config, key, value)
         config.architectures = [name]
-        if hasattr(config, "is_decoder") and "CausalLM" not in name:
-            config.is_decoder = False
-        folder = save(cls, config, temp / "twin", getattr(torch, encoding), save_twin)
+        folder = save(cls, config, temp / "twin", getattr(torch, encoding))
     except MaxportError as error:
-        raise NotJudged("no-reference", f"no twin of {name}: {error.what}") from error
+        raise NotJudged("no-reference", f"no twin of {name}: {error}") from error
     path = folder / "config.json"
     written = json.loads(path.read_text("utf-8"))
     added = {key: value for key, value in PUBLISHED_KEYS.items() if key not in written}
     written["architectures"] = [name]
     path.write_text(json.dumps({**written, **added}, indent=2), "utf-8")
-    return folder, added
+    return folder
 
 
-def save(cls: Any, config: Any, folder: Path, dtype: Any, save_twin: Any) -> Path:
+def save(cls: Any, config: Any, folder: Path, dtype: Any) -> Path:
     """Write the twin; encoders, which are no causal LMs, are built by their own class."""
+    from maxport.twin import save_twin
     from maxport.twin.model import randomise
 
     if "CausalLM" in cls.__name__ or "ConditionalGeneration" in cls.__name__:
         return Path(save_twin(config, folder, dtype=dtype))
+    config.is_decoder = False
     model = cls(config).to(dtype).eval()
     randomise(model, 1)
     model.save_pretrained(folder)
@@ -153,37 +201,56 @@ def save(cls: Any, config: Any, folder: Path, dtype: Any, save_twin: Any) -> Pat
 
 
 def compare(
-    name: str,
-    lane: str,
-    device: str,
-    encoding: str,
-    folder: Path,
-    added: Mapping[str, Any],
-    seconds: dict[str, float],
+    name: str, lane: str, device: str, encoding: str, folder: Path, seconds: dict[str, float]
 ) -> Judged:
     """Build, evaluate, run the reference, and measure."""
+    from native_embedding import build_embedding, embedding_model
+
     from maxport.engine.build import build_native, ensure_gpus
+    from maxport.engine.registry import native_architecture
 
     begun = time.perf_counter()
     if device == "gpu":
         ensure_gpus(8)
+    embedding = native_architecture(name, lane).task.name == "EMBEDDINGS_GENERATION"
     try:
-        built = build_native(
-            name, folder, lane=lane, device=device, encoding=encoding, max_length=MAX_LENGTH
-        )
+        if embedding:
+            built = build_embedding(name, folder, lane, device, encoding)
+        else:
+            built = build_native(
+                name, folder, lane=lane, device=device, encoding=encoding, max_length=MAX_LENGTH
+            )
     except MaxportError as error:
-        raise NotJudged("cannot-load", error.what) from error
+        # Only what MAX itself says counts as its refusal.
+        theirs = error.what.startswith("the graph does not build")
+        raise NotJudged("cannot-load" if theirs else "error", str(error)) from error
     seconds["build"] = round(time.perf_counter() - begun, 1)
-    if built.kv_params is None and "tokens" not in {role.name for role in built.roles}:
-        raise NotJudged("error", f"inputs {', '.join(built.input_names)} are not known")
     begun = time.perf_counter()
     try:
-        return text_model(built, folder, encoding)
+        measure = embedding_model if embedding else text_model
+        return Judged(*measure(built, folder))
+    except MaxportError as error:
+        raise NotJudged("error", str(error)) from error
     finally:
         seconds["evaluate"] = round(time.perf_counter() - begun, 1)
 
 
-def text_model(built: Any, folder: Path, encoding: str) -> Judged:
+def widen(runner: Any) -> None:
+    """Let the runner carry half precision as float32: a graph that MAX builds in bfloat16 only is
+    then judged as sharply as a float32 one, on the same rounded weights as the reference.
+    """
+    import torch
+
+    from maxport.engine.evaluator import Program
+
+    runner.program = Program(runner.built.graph, widen=True)
+    wide: dict[int, Any] = {}
+    for index, pool in runner.cache._pools.items():
+        if pool.dtype in (torch.bfloat16, torch.float16):
+            runner.cache._pools[index] = wide.setdefault(id(pool), pool.float())
+
+
+def text_model(built: Any, folder: Path) -> tuple[float, float, int, str]:
     """Compare logits of all positions, or of the last ones where the graph gives no others."""
     from maxport.engine.runner import EvaluatedRunner
     from maxport.verify.probes import token_source
@@ -197,18 +264,13 @@ def text_model(built: Any, folder: Path, encoding: str) -> Judged:
     draw = token_source(reference.config, 0)
     sequences = {key: draw(length) for key, length in enumerate(LENGTHS)}
     expected = {key: reference.logits(tokens) for key, tokens in sequences.items()}
-    tolerance = derive(reference, sequences, expected, encoding)
-    try:
-        runner = EvaluatedRunner(built)
-    except MaxportError as error:
-        raise NotJudged("error", str(error)) from error
+    tolerance = derive(reference, sequences, expected, "float32")
+    runner = EvaluatedRunner(built)
+    widen(runner)
     worst, positions, compared = 0.0, 0, "logits of all positions"
     for step in SCHEDULE:
         batch = {key: sequences[key][begin:end] for key, (begin, end) in step.items()}
-        try:
-            outputs = runner.outputs(batch)
-        except MaxportError as error:
-            raise NotJudged("error", str(error)) from error
+        outputs = runner.outputs(batch)
         total = int(outputs.row_offsets[-1])
         rows = [range(begin, end) for begin, end in step.values()]
         got = outputs.named.get("logits")
@@ -223,7 +285,7 @@ def text_model(built: Any, folder: Path, encoding: str) -> Judged:
         gap = np.abs(got.reshape(len(want), -1)[:, :width] - want[:, :width])
         worst = float("inf") if np.isnan(gap).any() else max(worst, float(gap.max()))
         positions += len(want)
-    return Judged(worst, tolerance.value, positions, compared)
+    return worst, tolerance.value, positions, compared
 
 
 def alternatives(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -275,29 +337,23 @@ def find_cause(
     name: str, lane: str, device: str, encoding: str, *, limit_seconds: float
 ) -> dict[str, Any] | None:
     """The first config field whose other value makes the architectures agree."""
-    from maxport.twin import default_config, twin_config
-
-    begun = time.perf_counter()
     import transformers
 
-    config = twin_config(default_config(getattr(transformers, name).config_class.model_type), 0)
-    values = config.to_dict()
+    begun = time.perf_counter()
+    values = twin_of(getattr(transformers, name).config_class.model_type).to_dict()
     for key, value in alternatives(values):
         if time.perf_counter() - begun > limit_seconds:
             break
-        try:
-            row = judge(name, lane, device, encoding, {key: value})
-        except Exception:  # the class refuses this value; try the next one
-            continue
+        row = judge(name, lane, device, encoding, {key: value})
         if row["verdict"] == "equal":
             return {"field": key, "value": value, "instead_of": values[key], "row": row}
     return None
 
 
-def explain(row: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Add the config field that the difference comes from, if one is found."""
-    where = (arguments.name, arguments.lane, arguments.device, arguments.encoding)
-    cause = find_cause(*where, limit_seconds=arguments.cause)
+def explain(row: dict[str, Any], name: str, lane: str, limit_seconds: float) -> None:
+    """Add the config field that a difference comes from, if one is found."""
+    where = (name, lane, row["device"], row["encoding"])
+    cause = find_cause(*where, limit_seconds=limit_seconds)
     if cause is None:
         return
     row["cause"] = {key: cause[key] for key in ("field", "value", "instead_of")}
@@ -309,28 +365,26 @@ def explain(row: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Print, or write, one row."""
+    """Print, or append to a file, one row per architecture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name")
-    parser.add_argument("lane", choices=("v2", "v3"))
-    parser.add_argument("device", choices=("cpu", "gpu"))
-    parser.add_argument("encoding", choices=("float32", "bfloat16"))
+    parser.add_argument("rows", nargs="+", metavar="NAME:LANE")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
     parser.add_argument("--cause", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    changes = {
-        key: json.loads(value) for key, _, value in (s.partition("=") for s in arguments.set)
-    }
+    pairs = [setting.partition("=")[::2] for setting in arguments.set]
+    changes = {key: json.loads(value) for key, value in pairs}
     warnings.filterwarnings("ignore")
-    row = judge(arguments.name, arguments.lane, arguments.device, arguments.encoding, changes)
-    if row["verdict"] == "differs" and arguments.cause:
-        explain(row, arguments)
-    text = json.dumps(row, indent=1)
-    if arguments.out:
-        arguments.out.write_text(text, "utf-8")
-    else:
-        print(text)
+    for item in arguments.rows:
+        name, _, lane = item.partition(":")
+        row = {"name": f"{name} {lane}", **judge_row(name, lane, changes)}
+        if row["verdict"] == "differs" and arguments.cause:
+            explain(row, name, lane, arguments.cause)
+        if arguments.out:
+            with arguments.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        else:
+            print(json.dumps(row, indent=1))
 
 
 if __name__ == "__main__":

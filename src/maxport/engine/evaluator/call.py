@@ -9,7 +9,6 @@ import torch
 
 from maxport.engine.evaluator.decode import Node, Spec
 from maxport.engine.evaluator.dims import Dim, resolve
-from maxport.engine.evaluator.dtypes import carrier
 
 if TYPE_CHECKING:
     from maxport.engine.evaluator.program import Frame
@@ -80,7 +79,7 @@ class Call:
 
     def dtype(self, index: int = 0) -> torch.dtype:
         """The torch dtype that a result has to have."""
-        return carrier(self.spec(index).dtype)
+        return self.frame.program.carrier(self.spec(index).dtype)
 
     def shape(self, index: int = 0) -> list[int]:
         """The shape that a result has to have, symbols resolved."""

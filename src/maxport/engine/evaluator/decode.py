@@ -5,6 +5,7 @@ Everything comes through MAX's MLIR bindings; no text of the graph is parsed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -194,7 +195,9 @@ class _Reader:
         attributes: dict[str, Any] = {}
         for key in operation.attributes:
             raw = _core.Attribute._from_cmlir(operation.attributes[key])
-            attributes[key] = raw if kind == "constant" else read_attribute(raw)
+            attributes[snake_case(key)] = raw if kind == "constant" else read_attribute(raw)
+        if kind in ("conv", "conv_transpose") and "filter_layout" not in attributes:
+            attributes["filter_layout"] = _layout(operation.operands[1].type)
         if kind == "custom":
             attributes.update(attributes.pop("parameters", {}))
         specs = tuple(read_type(result.type) for result in operation.results)
@@ -226,6 +229,20 @@ def strip(name: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+def _layout(mlir_type: ir.Type) -> str:
+    """The memory layout that a filter's type is annotated with, such as RSCF."""
+    metadata = _core.Type._from_cmlir(mlir_type).metadata
+    for item in metadata.value if metadata is not None else ():
+        if item.name == "layout":
+            return str(item.value.format)
+    return "RSCF"
+
+
+def snake_case(name: str) -> str:
+    """`newShape` as `new_shape`: ops of one kind differ in how they spell their attributes."""
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
 
 
 def _uses(node: Node) -> Iterator[int]:

@@ -36,13 +36,17 @@ _UNSIGNED = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64:
 _UNSIGNED_NUMPY = (np.dtype("uint16"), np.dtype("uint32"), np.dtype("uint64"))
 
 
-def carrier(dtype: DType) -> torch.dtype:
-    """The torch dtype that carries MAX's `dtype`.
+HALF = (torch.float16, torch.bfloat16)
+
+
+def carrier(dtype: DType, *, widen: bool = False) -> torch.dtype:
+    """The torch dtype that carries MAX's `dtype`; float32 for half precision when `widen`.
 
     Raises:
         KeyError: MAX's dtype has no counterpart in torch.
     """
-    return CARRIER[dtype]
+    found = CARRIER[dtype]
+    return torch.float32 if widen and found in HALF else found
 
 
 def to_torch(value: Any) -> torch.Tensor:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from max.dtype import DType
 from max.graph import Graph
 
 from maxport.engine.evaluator import kernels, ops  # fill the tables  # noqa: F401
 from maxport.engine.evaluator.call import KERNELS, OPS, Call, OpFunction, Unsupported
 from maxport.engine.evaluator.decode import Block, Node, Spec, constant_tensor, decode
 from maxport.engine.evaluator.dims import UnboundSymbol, bind
-from maxport.engine.evaluator.dtypes import carrier, to_torch
+from maxport.engine.evaluator.dtypes import HALF, carrier, to_torch
 from maxport.engine.evaluator.source import source_line
 from maxport.errors import MaxportError
 
@@ -30,12 +31,16 @@ class Program:
 
     Args:
         graph: A finished `max.graph.Graph`, V2 or V3, built for CPU, a (virtual) GPU or a mesh.
+        widen: Carry half-precision values as float32. The graph's function is then seen without the
+            rounding that its dtypes ask for, which hides small differences; buffers of half
+            precision must be given as float32.
 
     Raises:
         MaxportError: The graph uses ops that the evaluator does not know; all of them are named.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, widen: bool = False) -> None:
+        self.widen = widen
         self.graph = graph  # owns the MLIR context that the decoded attributes live in
         self.decoded = decode(graph)
         self._static: Values | None = None
@@ -49,12 +54,16 @@ class Program:
                 fix="run this graph compiled, or add the op to engine/evaluator",
             )
         self.constants = {
-            value: constant_tensor(node.attributes["value"], spec)
+            value: constant_tensor(node.attributes["value"], spec).to(self.carrier(spec.dtype))
             for node in self.decoded.nodes
             if node.kind == "constant"
             for value, spec in zip(node.results, node.specs, strict=True)
             if value is not None and spec is not None
         }
+
+    def carrier(self, dtype: DType) -> torch.dtype:
+        """The torch dtype that carries MAX's `dtype` in this program."""
+        return carrier(dtype, widen=self.widen)
 
     @staticmethod
     def _function(node: Node) -> OpFunction | None:
@@ -157,7 +166,9 @@ class Program:
         if value is None:
             raise MaxportError(f"input {name} is unbound", where=where, fix=f"pass a {spec}")
         tensor = to_torch(value)
-        if tensor.dtype != carrier(spec.dtype):
+        if self.widen and tensor.dtype in HALF and not spec.buffer:
+            tensor = tensor.float()
+        if tensor.dtype != self.carrier(spec.dtype):
             raise MaxportError(
                 f"input {name} is {tensor.dtype}, the graph wants {spec}", where=where
             )
@@ -274,7 +285,7 @@ class Frame:
                 raise MaxportError(
                     f"{node.name} gave too few results", where=self.program.where(node)
                 )
-            dtype = carrier(spec.dtype)
+            dtype = self.program.carrier(spec.dtype)
             if value.dtype != dtype:
                 value = value.to(dtype)
             if not bind(spec.dims, value.shape, self.symbols):
@@ -288,7 +299,7 @@ class Frame:
 
     def _weight(self, node: Node) -> torch.Tensor:
         name = str(node.attributes["name"])
-        if node.attributes.get("isPlaceholder"):
+        if node.attributes.get("is_placeholder"):
             name = self.prefix + name
         value = self.weights.get(name)
         if value is None:
@@ -311,7 +322,7 @@ class Frame:
                 f"the weight {name} has shape {list(tensor.shape)}, the graph wants {spec}",
                 where=self.program.where(node),
             )
-        return tensor
+        return tensor.float() if self.program.widen and tensor.dtype in HALF else tensor
 
 
 _TERMINATORS = frozenset({"output", "yield", "while.condition"})

@@ -16,7 +16,7 @@ def _groups(
     call: Call, operands: Sequence[torch.Tensor], count: int
 ) -> list[Sequence[torch.Tensor]]:
     """The first `count` operands in groups of neighbouring devices."""
-    size = int(call.attribute("groupSize", call.attribute("group_size", 0))) or count
+    size = int(call.attribute("group_size", 0)) or count
     return [operands[start : start + size] for start in range(0, count, size)]
 
 
@@ -42,23 +42,17 @@ def bundled_allreduce(call: Call, *operands: torch.Tensor) -> Sequence[torch.Ten
 @op("distributed.allgather")
 def allgather(call: Call, *operands: torch.Tensor) -> Sequence[torch.Tensor]:
     """Every device gets the pieces of its whole group, one result each (the graph joins them)."""
-    shards = [spec for spec in operands if spec.dtype != torch.uint8 or spec.ndim != 1]
+    devices = _results(call) // int(call.attribute("group_size"))
     results: list[torch.Tensor] = []
-    for group in _groups(call, operands, _device_count(call, len(shards))):
+    for group in _groups(call, operands, devices):
         results += list(group) * len(group)
     return results
-
-
-def _device_count(call: Call, shards: int) -> int:
-    """Devices of an allgather, whose results number devices times group size."""
-    size = int(call.attribute("groupSize", call.attribute("group_size", 0)))
-    return _results(call) // size if size else shards
 
 
 @op("distributed.reducescatter.sum")
 def reducescatter(call: Call, *operands: torch.Tensor) -> Sequence[torch.Tensor]:
     """Every device gets its part, along an axis, of the sum over its group."""
-    axis = int(call.attribute("axis", 0))
+    axis = int(call.attribute("axis"))
     results: list[torch.Tensor] = []
     for group in _groups(call, operands, _results(call)):
         results += _sum(group).tensor_split(len(group), dim=axis)

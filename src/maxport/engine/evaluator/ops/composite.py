@@ -22,7 +22,7 @@ def matmul_add(
 
 
 @op("composite.rope.ragged")
-@op("composite.rope_ragged")
+@op("composite.rope.ragged")
 def rope_ragged(
     call: Call,
     x: torch.Tensor,

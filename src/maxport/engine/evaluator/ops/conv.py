@@ -26,12 +26,10 @@ def conv(
         call, settings[:3], ("strides", "dilations", "paddings")
     )
     groups = int(settings[3].item()) if len(settings) > 3 else _groups(call)
-    channels_last = str(call.attribute("input_layout", "NHWC")).startswith("N") and not str(
-        call.attribute("input_layout", "NHWC")
-    ).startswith("NC")
+    channels_last = str(call.attribute("input_layout")).endswith("C")
     if channels_last:
         x = x.movedim(-1, 1)
-    layout = str(call.attribute("filter_layout", "RSCF"))
+    layout = str(call.attribute("filter_layout"))
     if layout.endswith("CF"):  # spatial axes, then channels in and out
         weight = weight.movedim((-1, -2), (0, 1))
     elif not layout.startswith("FC"):
@@ -43,7 +41,7 @@ def conv(
 
 
 def _groups(call: Call) -> int:
-    groups = call.attribute("num_groups", call.attribute("numGroups", 1))
+    groups = call.attribute("num_groups", 1)
     return int(groups[0] if isinstance(groups, tuple | list) else groups)
 
 
@@ -61,6 +59,8 @@ def pool(call: Call, x: torch.Tensor, *settings: torch.Tensor) -> torch.Tensor:
         call, settings[:4], ("filter_shape", "strides", "dilations", "paddings")
     )
     maximum = call.node.kind == "max_pool"
+    if call.attribute("ceil_mode", False):
+        raise Unsupported("a last window that is only partly inside")
     count_padding = bool(call.attribute("count_boundary", False))
     if not maximum and any(paddings) and not count_padding:
         raise Unsupported("average pooling that leaves padding out of the mean")

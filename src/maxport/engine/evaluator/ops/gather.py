@@ -25,7 +25,7 @@ def gather(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 @op("gather_nd")
 def gather_nd(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Slices addressed by the last axis of the index, after `batch_dims` shared axes."""
-    batch = int(call.attribute("batch_dims", 0))
+    batch = int(call.attribute("batch_dims"))
     depth = index.shape[-1]
     axes = [_wrapped(index[..., i], x.shape[batch + i]) for i in range(depth)]
     shared = [

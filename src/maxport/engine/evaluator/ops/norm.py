@@ -42,8 +42,8 @@ def reduce_rms_norm(call: Call, x: torch.Tensor, weight: torch.Tensor) -> torch.
         x,
         weight,
         float(call.attribute("epsilon")),
-        weight_offset=float(call.attribute("weight_offset", 0.0)),
-        multiply_before_cast=bool(call.attribute("multiply_before_cast", True)),
+        weight_offset=float(call.attribute("weight_offset")),
+        multiply_before_cast=bool(call.attribute("multiply_before_cast")),
     )
 
 

@@ -68,20 +68,20 @@ def arg_min(call: Call, x: torch.Tensor) -> torch.Tensor:
 @op("reduce.softmax", "softmax")
 def softmax(call: Call, x: torch.Tensor) -> torch.Tensor:
     """Softmax along an axis."""
-    return torch.softmax(_wide(x), call.attribute("axis", -1))
+    return torch.softmax(_wide(x), call.attribute("axis"))
 
 
 @op("reduce.logsoftmax", "logsoftmax")
 def logsoftmax(call: Call, x: torch.Tensor) -> torch.Tensor:
     """Logarithm of softmax along an axis."""
-    return torch.log_softmax(_wide(x), call.attribute("axis", -1))
+    return torch.log_softmax(_wide(x), call.attribute("axis"))
 
 
 @op("cumsum")
 def cumsum(call: Call, x: torch.Tensor) -> torch.Tensor:
     """Running sum; optionally without the element itself, or from the end."""
     axis = call.attribute("axis")
-    exclusive, reverse = call.attribute("exclusive", 0), call.attribute("reverse", 0)
+    exclusive, reverse = call.attribute("exclusive"), call.attribute("reverse")
     wide = _wide(x).flip(axis) if reverse else _wide(x)
     total = wide.cumsum(axis, dtype=wide.dtype)
     if exclusive:
