@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+from ruff import find_ruff_bin
 
 from maxport.emit.prose import WIDTH
 from maxport.errors import MaxportError
@@ -14,8 +15,8 @@ RULES = "E,F,I,UP,B,SIM,D1"
 IGNORED = "D102,D105,D107"
 
 
-def format_folder(folder: Path) -> None:
-    """Sort the imports of every Python file in `folder`, format it, and check it.
+def format_folder(folder: Path, rules: str = RULES) -> None:
+    """Sort the imports of every Python file in `folder`, format it, and check it by `rules`.
 
     Raises:
         MaxportError: If ruff finds a problem; it is a defect of the emitter.
@@ -23,11 +24,12 @@ def format_folder(folder: Path) -> None:
     common = ["--isolated", "--line-length", str(WIDTH), "--target-version", "py311"]
     _ruff(["check", "--quiet", "--fix", "--select", "I,UP", *common, "--exit-zero"], folder)
     _ruff(["format", "--quiet", "--isolated", "--line-length", str(WIDTH)], folder)
-    _ruff(["check", "--quiet", "--select", RULES, "--ignore", IGNORED, *common], folder)
+    _ruff(["check", "--quiet", "--select", rules, "--ignore", IGNORED, *common], folder)
 
 
 def _ruff(arguments: list[str], folder: Path) -> None:
-    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "."]
+    # Not `sys.executable -m ruff`: MAX may set sys.executable to another interpreter.
+    command = [find_ruff_bin(), *arguments, "--no-cache", "."]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MaxportError(

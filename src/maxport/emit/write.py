@@ -10,11 +10,18 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from maxport.emit.format import format_folder
+from maxport.emit.format import RULES, format_folder
 from maxport.errors import MaxportError
 
 
-def write_port(output_dir: Path, slug: str, files: Mapping[str, str], force: bool = False) -> Path:
+def write_port(
+    output_dir: Path,
+    slug: str,
+    files: Mapping[str, str],
+    force: bool = False,
+    *,
+    rules: str = RULES,
+) -> Path:
     """Write, format and check a port's files as `output_dir/slug`.
 
     The files are written to a folder beside the target and moved there in one step, so that a
@@ -25,6 +32,7 @@ def write_port(output_dir: Path, slug: str, files: Mapping[str, str], force: boo
         slug: Name of the port's folder, a Python identifier.
         files: Text of each file by name.
         force: Whether an existing port may be replaced.
+        rules: The ruff rules the code must pass.
 
     Returns:
         The port's folder.
@@ -42,7 +50,7 @@ def write_port(output_dir: Path, slug: str, files: Mapping[str, str], force: boo
         raise _not_writable(output_dir, error) from error
     try:
         _fill(staging, files)
-        format_folder(staging)
+        format_folder(staging, rules)
         staging.chmod(0o777 & ~_umask())
         _move_in(staging, target)
     except BaseException:

@@ -58,17 +58,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Port:
-    """A port directory's sources."""
+    """A port directory's sources; its tests are not part of what MAX loads."""
 
     folder: Path
 
     @cached_property
     def sources(self) -> dict[str, str]:
         """Text of every Python file of the port, by path below the folder."""
-        files = sorted(self.folder.rglob("*.py"))
+        files = [file.relative_to(self.folder) for file in sorted(self.folder.rglob("*.py"))]
         return {
-            str(file.relative_to(self.folder)): file.read_text("utf-8", errors="replace")
+            str(file): (self.folder / file).read_text("utf-8", errors="replace")
             for file in files
+            if file.parts[0] != "tests"
         }
 
     @cached_property
