@@ -101,6 +101,7 @@ class PagedCache:
             "row_offsets": lambda: np.cumsum([0, *counts]),
             "return_n_logits": lambda: [return_n_logits],
             "data_parallel_splits": lambda: [0, len(batch)],
+            "batch_context_lengths": lambda: [sum(counts) + sum(cached)],
             "cache_lengths": lambda: cached,
             "lookup_table": lambda: self._lookup_table(batch),
             "scales_lookup_table": lambda: self._lookup_table(batch),

@@ -258,6 +258,7 @@ def _construct(
         planned_max_batch_size=config.runtime.max_batch_size,
         footprint=0,
         planned_max_length=config.model.max_length,
+        planned_max_batch_total_tokens=config.model.max_length,
         device_specs=tuple(specs),
     )
     mode = {

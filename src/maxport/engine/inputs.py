@@ -133,6 +133,8 @@ def _batch_role(kind: Any) -> str:
         return _BATCH_INPUTS[dims[0]]
     if kind.dtype.name == "int64" and len(dims) == 1 and dims[0].isdigit():
         return "data_parallel_splits"
+    if kind.dtype.name == "int32" and dims == ["1"]:
+        return "batch_context_lengths"
     raise MaxportError(
         f"a graph input of unknown meaning: {kind.dtype.name}[{', '.join(dims)}]",
         fix="declare the inputs as MAX's batch processors do (ragged_batch_inputs)",
