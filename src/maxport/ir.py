@@ -45,7 +45,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter or buffer of the traced model, by its full name."""
+    """A weight of the traced model, by its full name; `buffer`: one that no checkpoint holds."""
 
     fqn: str
     shape: tuple[int, ...]
@@ -104,12 +104,14 @@ class Node:
 class Graph:
     """Nodes in execution order, and the value returned.
 
-    `traced` counts the traced operations that compute values, before any idiom was recognised.
+    `traced` counts the traced operations that compute values, before any idiom was recognised;
+    `aliases` names, for each node, the traced nodes that compute the same and were merged into it.
     """
 
     nodes: list[Node]
     output: Ref
     traced: int = 0
+    aliases: dict[str, list[str]] = field(default_factory=dict)
 
     def by_name(self) -> dict[str, Node]:
         """Nodes keyed by name."""

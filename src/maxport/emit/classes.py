@@ -258,7 +258,8 @@ def group_classes(root: Instance, fields: Sequence[FieldSource]) -> ClassMap:
         by_path[instance.path] = entry
         names[instance.path] = f"class{list(classes).index(key)}"
     for entry in classes.values():
-        _vary(entry, kinds)
+        if entry.body.leaf is None:
+            _vary(entry, kinds)
     _name(list(classes.values()), kinds)
     return ClassMap(list(classes.values()), by_path, kinds, kind)
 

@@ -78,6 +78,8 @@ class Printer:
         self.left: Counter[Ref] = Counter()
         self.hints: dict[Ref, str] = {}
         self.slots = literal_slots(self.instance)
+        self.final: set[Ref] = set()
+        self.named: set[Ref] = set()
 
     # values
 
@@ -177,6 +179,11 @@ class Printer:
                 self.left[ref] += 1
         for ref in outputs:
             self.left[ref] += 1
+        last = _last_results(items)
+        self.final = {r for r in outputs if r in last}
+        self.named = {
+            r for i in items if isinstance(i, Node) and i.op == "attend" for r in i.args[:3]
+        }
         for item in items:
             if isinstance(item, Loop):
                 self._loop(item)
@@ -190,7 +197,8 @@ class Printer:
 
     def _define(self, ref: Ref, text: Text, hint: str, *, named: bool = False) -> None:
         """Give `ref` its text: inline where it is read once and short, else a variable."""
-        if self.left[ref] == 1 and len(text.text) <= INLINE and not named:
+        short = len(text.text) <= INLINE and ref not in self.named
+        if self.left[ref] == 1 and (short or ref in self.final) and not named:
             self.values[ref] = text
             return
         name = self._name(self.hints.get(ref, hint), ref)
@@ -344,6 +352,13 @@ def _reads(item: Item) -> list[Ref]:
     first = list(item.calls[0].inputs)
     others = [c.inputs[p] for c in item.calls[1:] for p in range(len(first)) if p not in item.carried]
     return first + [r for r in dict.fromkeys(others) if r not in first]
+
+
+def _last_results(items: list[Item]) -> set[Ref]:
+    if not items:
+        return set()
+    last = items[-1]
+    return {Ref(last.name)} if isinstance(last, Node) else set(last.outputs)
 
 
 def leaves(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ def docstring(text: str, *, indent: int = 0) -> str:
     text = " ".join(text.split())
     if len(text) + 6 + indent <= WIDTH:
         return f'"""{text}"""'
-    lines = textwrap.wrap(text, WIDTH - indent - 3)
+    lines = textwrap.wrap(text, WIDTH - indent - 6)
     return '"""' + "\n".join(lines) + '\n"""'
 
 

@@ -171,7 +171,7 @@ def _before_use(graph: Graph, user: Node, scope: str) -> tuple[int, Ref]:
 def settle_scopes(graph: Graph) -> None:
     """Move operations out of modules without weights (activations, dropout, rotary) to the parent."""
     owners = {_owner(p) for n in graph.nodes for p in params_of(n)}
-    leaves = {n.scope for n in graph.nodes if n.op in LEAVES and n.scope}
+    leaves = {n.scope for n in graph.nodes if n.op in LEAVES and _is_own_leaf(n, n.scope)}
 
     def keep(path: str) -> bool:
         if path == "" or path in leaves:
@@ -304,20 +304,29 @@ def _loops(items: list[Item]) -> list[Item]:
 
 def _loop(calls: list[Call]) -> Loop:
     name = calls[0].child.name.rpartition(".")[0]
-    outputs = [set(c.outputs) for c in calls]
-    carried: list[int] = []
-    for position, ref in enumerate(calls[1].inputs):
-        if ref in outputs[0]:
-            carried.append(position)
-    for before, call in zip(outputs, calls[1:], strict=False):
-        found = [i for i, r in enumerate(call.inputs) if r in before]
-        if found != carried or len(call.inputs) != len(calls[0].inputs):
+    flowing: list[list[Ref]] = []
+    for index, call in enumerate(calls):
+        values = [r for r in call.inputs if _input_rank(r) == 0]
+        before = calls[index - 1].outputs if index else values
+        if set(values) - set(before) or len(values) != len(calls[0].outputs):
             raise MaxportError(
                 f"the layers of {name} are not fed one by the other",
                 where=call.child.path,
                 fix="this model passes values around its layers; port it by hand",
             )
-    return Loop(name, list(calls), carried)
+        flowing.append(values)
+    _same_arguments(calls, flowing)
+    return Loop(name, list(calls), list(range(len(flowing[0]))))
+
+
+def _same_arguments(calls: list[Call], flowing: list[list[Ref]]) -> None:
+    """Let all items of a list take the same arguments; an item may leave a table unused."""
+    tables = [[r for r in c.inputs if _input_rank(r) == 1] for c in calls]
+    most = max(tables, key=len)
+    context = sorted({r for c in calls for r in c.inputs if _input_rank(r) > 1}, key=_input_rank)
+    for call, values, own in zip(calls, flowing, tables, strict=True):
+        padded = own + [r for r in most if r not in own][: len(most) - len(own)]
+        call.inputs = call.child.inputs = [*values, *padded, *context]
 
 
 def copy_item(node: Node, **changes: Any) -> Node:

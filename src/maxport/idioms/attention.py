@@ -150,11 +150,37 @@ def probe(recogniser: Recogniser, scores: Node, softmax: Node) -> Scores | None:
     scale = float(np.median(gain))
     if np.abs(gain - scale).max() > 1e-6 or np.abs((f3 - f0)[:, visible] - 3 * scale).max() > 1e-5:
         return None
-    named = _name_mask(visible)
+    named = _intersect(_name_mask(visible), _declared_mask(recogniser, softmax))
     slopes = _slopes(f0, visible, recogniser.values.batch)
     if named is None or slopes is None:
         return None
     return Scores(scale, *named, slopes)
+
+
+def _declared_mask(recogniser: Recogniser, softmax: Node) -> tuple[str, int]:
+    """The mask that transformers' mask interface made for these scores, which hides nothing here."""
+    nodes = recogniser.graph.by_name()
+    stack, seen = [softmax], set()
+    while stack:
+        node = stack.pop()
+        if node.op == "mask":
+            return node.args[0], node.args[1]
+        if node.name in seen or node.proof:
+            continue
+        seen.add(node.name)
+        stack += [nodes[r.name] for r in node.refs()]
+    return "bidirectional", 0
+
+
+def _intersect(
+    measured: tuple[str, int] | None, declared: tuple[str, int]
+) -> tuple[str, int] | None:
+    """Both masks at once, where that is one of the known ones."""
+    if measured is None or measured[0] == "bidirectional":
+        return None if measured is None else declared
+    if declared[0] in ("bidirectional", "causal") or declared == measured:
+        return measured
+    return declared if measured[0] == "causal" else None
 
 
 def _positions(batch: int) -> dict[str, np.ndarray]:
@@ -200,7 +226,7 @@ def _insert_transpose(recogniser: Recogniser, k_transposed: Ref, before: Node) -
     shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
     added = Node(
         f"{node.name}_keys", "transpose", [k_transposed, -2, -1], {}, shape, node.dtype,
-        node.scope, node.classes, line=node.line,
+        node.scope, node.classes, "undoes the transpose of k^T", node.line,
     )  # fmt: skip
     nodes = recogniser.graph.nodes
     nodes.insert(nodes.index(before), added)

@@ -132,17 +132,15 @@ def _match_above(recogniser: Recogniser, arg: Ref) -> None:
             inner = _between(cone, end, start)
             if not cone.mixing & inner or cone.mixing & (inside - inner):
                 continue
-            if _accept(recogniser, end, _source(graph, start, end)):
+            source = _source(graph, start, inner)
+            if source is not None and _accept(recogniser, end, source):
                 return
 
 
-def _source(graph: Graph, start: str, end: str) -> Ref:
-    """The value that enters: where `start` has several results, the one that is read."""
-    node = graph.by_name()[start]
-    if not isinstance(node.shape, list):
-        return Ref(start)
-    parts = {r.part for n in graph.nodes for r in n.refs() if r.name == start}
-    return Ref(start, min(p for p in parts if p is not None))
+def _source(graph: Graph, start: str, inner: set[str]) -> Ref | None:
+    """The value of `start` that the nodes `inner` read; None where they read several."""
+    read = {r for n in graph.nodes if n.name in inner for r in n.refs() if r.name == start}
+    return read.pop() if len(read) == 1 else None
 
 
 def _accept(recogniser: Recogniser, end: str, source: Ref) -> bool:

@@ -101,12 +101,23 @@ def _line(node: torch.fx.Node) -> str:
     return ""
 
 
+def _first_names(program: ExportedProgram) -> dict[str, str]:
+    """For every name of a shared weight, the first: a tied head is the embedding's."""
+    by_storage: dict[int, str] = {}
+    first: dict[str, str] = {}
+    for name, tensor in program.state_dict.items():
+        first[name] = by_storage.setdefault(tensor.data_ptr(), name)
+    return first
+
+
 class _Importer:
     def __init__(self, program: ExportedProgram, batch: int) -> None:
         self.batch = batch
         signature = program.graph_signature
         self.weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        self.buffers = set(signature.inputs_to_buffers.values())
+        self.program = program
+        self.first_name = _first_names(program)
+        self.computed = set(signature.non_persistent_buffers)
         self.constants = dict(signature.inputs_to_lifted_tensor_constants)
         self.env: dict[torch.fx.Node, Any] = {}
         self.nodes: list[Node] = []
@@ -127,12 +138,18 @@ class _Importer:
     def placeholder(self, node: torch.fx.Node) -> None:
         tensor = node.meta["val"]
         if node.name in self.weights:
-            fqn = self.weights[node.name]
+            fqn = self.first_name.get(self.weights[node.name], self.weights[node.name])
+            if fqn in self.computed and tensor.ndim == 0:
+                self.env[node] = self.program.constants[fqn].item()
+                return
             shape = tuple(int(s) for s in tensor.shape)
             name = fqn.removeprefix("model.")
-            self.env[node] = Param(name, shape, dtype_name(tensor.dtype), fqn in self.buffers)
+            self.env[node] = Param(name, shape, dtype_name(tensor.dtype), fqn in self.computed)
         elif node.name in self.constants:
             name = self.constants[node.name]
+            if tensor.ndim == 0:
+                self.env[node] = self.program.constants[name].item()
+                return
             shape = tuple(int(s) for s in tensor.shape)
             self.env[node] = Const(name, shape, dtype_name(tensor.dtype))
         else:
@@ -189,6 +206,7 @@ def _merge_equal(graph: Graph) -> None:
             parts = range(len(node.shape)) if isinstance(node.shape, list) else [None]
             for part in parts:
                 graph.replace(Ref(node.name, part), Ref(first, part))
+            graph.aliases.setdefault(first, []).append(node.name)
 
 
 def import_program(traced: Traced) -> Graph:

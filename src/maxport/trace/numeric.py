@@ -21,8 +21,9 @@ class TracedValues:
     Weights are the twin's own; `tokens` and `positions` are the example's unless fed.
     """
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, aliases: Mapping[str, list[str]]) -> None:
         program, self.batch = traced.program, traced.batch
+        self.aliases = aliases
         self.nodes = {node.name: node for node in program.graph.nodes}
         signature = program.graph_signature
         tensors = {**program.state_dict, **program.constants}
@@ -54,7 +55,8 @@ class TracedValues:
         """
         rename = {"tokens": "input_ids", "positions": "position_ids"}
         env: dict[torch.fx.Node, Any] = {}
-        for name, array in feeds.items():
+        same = {n: a for name, a in feeds.items() for n in [name, *self.aliases.get(name, [])]}
+        for name, array in same.items():
             node = self.nodes.get(rename.get(name, name))
             if isinstance(array, dict):
                 env[node] = {k: self._wide(torch.as_tensor(v)) for k, v in array.items()}
