@@ -2,7 +2,8 @@
 
 The known donor is read from transformers itself: the nearest classes that MAX registers, at most
 two steps away in the graph of "derives its decoder from" (modular_*.py and copy marks, in both
-directions); for a class that MAX registers, that class. The ranking sees neither names nor this graph.
+directions); for a class that MAX registers, that class. The ranking sees neither names nor this
+graph.
 
     python bench/donors.py                    every causal LM that bench/results/donors.json lacks
     python bench/donors.py smollm3 helium     these again
@@ -71,14 +72,15 @@ def refresh_prints(jobs: int) -> None:
     from maxport.plan.donors import SHIPPED, donors, versions
 
     types = sorted({donor.model_type for donor in donors()})
+    prints = {}
     with _pool(jobs) as pool:
-        prints = dict(zip(types, pool.map(_measured, types), strict=True))
+        for name, row in zip(types, pool.map(_measured, types), strict=True):
+            prints[name] = row
+            print(f"{name:24} {row.get('error', 'ok')[:120]}", flush=True)
     body = {"versions": versions(), "prints": prints}
     temp = SHIPPED.with_suffix(".tmp")
     temp.write_text(json.dumps(body, separators=(",", ":")) + "\n")
     temp.replace(SHIPPED)
-    for name, row in prints.items():
-        print(f"{name:24} {row.get('error', 'ok')[:120]}")
 
 
 def _measured(model_type: str) -> dict[str, Any]:
@@ -90,9 +92,12 @@ def _measured(model_type: str) -> dict[str, Any]:
 
 def _quiet() -> None:
     warnings.filterwarnings("ignore")
+    import logging
+
     import torch
     import transformers
 
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
 

@@ -55,16 +55,17 @@ def fingerprint(config: PreTrainedConfig) -> Fingerprint:
     """Trace a twin of `config` and read its fingerprint off the recognised graph.
 
     Args:
-        config: A real or default config; only a twin of it is built.
+        config: A real or default config; only a twin of it (of a multimodal one's decoder) is
+            built.
 
     Raises:
         MaxportError: If no twin runs, or it cannot be traced.
     """
     from maxport.idioms import recognise
     from maxport.trace.study import trace_twin
-    from maxport.twin import twin_config
+    from maxport.twin import decoder_config, twin_config
 
-    graph, values, model = trace_twin(twin_config(config))
+    graph, values, model = trace_twin(twin_config(decoder_config(config)))
     recognise(graph, values)
     names = sorted({re.sub(r"\d+", "*", n) for n, _ in model.named_parameters()})
     return read_graph(graph, type(model).__name__, names)

@@ -6,8 +6,15 @@ not) is the real config's; every number is changed, so that a number in a traced
 to the config key it came from.
 """
 
-from maxport.twin.model import causal_lm_class, default_config, twin_model
+from maxport.twin.model import causal_lm_class, decoder_config, default_config, twin_model
 from maxport.twin.save import save_twin
 from maxport.twin.shrink import twin_config
 
-__all__ = ["causal_lm_class", "default_config", "save_twin", "twin_config", "twin_model"]
+__all__ = [
+    "causal_lm_class",
+    "decoder_config",
+    "default_config",
+    "save_twin",
+    "twin_config",
+    "twin_model",
+]

@@ -40,6 +40,20 @@ def default_config(model_type: str) -> PreTrainedConfig:
     return config
 
 
+def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of a multimodal config that is a causal LM of its own; else the config itself."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = config.get_text_config(decoder=True)
+    if text is config or getattr(config, "auto_map", None):
+        return config
+    try:
+        found = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+    except KeyError:
+        return config
+    return text if found is not None else config
+
+
 def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class whose `forward` gives next-token logits for `config`.
 

@@ -1,0 +1,149 @@
+"""Fingerprints and edit scripts: what makes a donor near, and what a delta says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import transformers
+
+from maxport.plan.compare import compare, describe
+from maxport.plan.donors import SHIPPED, donor_print, donors, measure, rank, versions
+from maxport.plan.fingerprint import Fingerprint, Kind, fingerprint, from_json, to_json
+from maxport.plan.slots import Token
+
+transformers.logging.set_verbosity_error()
+
+
+def kind(**slots: list[Token]) -> Kind:
+    return Kind("layer kind 1", {k.replace("_", " "): tuple(v) for k, v in slots.items()})
+
+
+def model(*kinds: Kind, outer: Kind | None = None, weights: tuple[str, ...] = ()) -> Fingerprint:
+    return Fingerprint("M", kinds, outer or Kind("outside the layers", {}), weights)
+
+
+LINEAR = Token("linear", (), "Linear modeling_a.py:1")
+NORM = Token("rms_norm", (("weight", True),), "Norm modeling_a.py:2")
+PLUS_ONE = Token("rms_norm", (("weight", True), ("weight + 1", True)), "Norm modeling_b.py:9")
+
+
+def test_equal_structures_have_distance_zero_whatever_their_places() -> None:
+    a = model(kind(query=[LINEAR, NORM]))
+    b = model(kind(query=[Token("linear", (), "Other x.py:7"), NORM]))
+    found = compare(a, b)
+    assert (found.distance, found.shared, found.deltas) == (0, 1.0, ())
+
+
+def test_an_extra_norm_is_one_delta_that_says_where_and_what() -> None:
+    found = compare(model(kind(query=[LINEAR, PLUS_ONE])), model(kind(query=[LINEAR])))
+    assert len(found.deltas) == 1
+    delta = found.deltas[0]
+    assert delta.component == "query" and delta.donor == "nothing"
+    assert delta.change == "add RMSNorm (weight, weight + 1)"
+    assert delta.reference == "Norm modeling_b.py:9"
+
+
+def test_a_changed_attribute_is_named_and_cheaper_than_a_new_operation() -> None:
+    changed = compare(model(kind(norm=[PLUS_ONE])), model(kind(norm=[NORM])))
+    added = compare(model(kind(norm=[PLUS_ONE])), model(kind(norm=[])))
+    assert changed.deltas[0].change == "RMSNorm: weight + 1: no -> yes"
+    assert 0 < changed.distance < added.distance
+    removed = compare(model(kind(norm=[])), model(kind(norm=[NORM])))
+    assert removed.deltas[0].change == "remove RMSNorm (weight)"
+
+
+def test_a_difference_shared_by_all_kinds_counts_once() -> None:
+    window = Token("attend", (("mask", "sliding"),))
+    causal = Token("attend", (("mask", "causal"),))
+    two = model(
+        Kind("layer kind 1", {"query": (LINEAR, NORM), "scores": (window,)}),
+        Kind("layer kind 2", {"query": (LINEAR, NORM), "scores": (causal,)}),
+    )
+    donor = model(Kind("layer kind 1", {"query": (LINEAR,), "scores": (causal,)}))
+    deltas = {d.component: d for d in compare(two, donor).deltas}
+    assert set(deltas) == {"query", "scores"}
+    assert deltas["query"].kinds == ()
+    assert deltas["scores"].kinds == ("layer kind 1",)
+
+
+def test_words_for_tokens() -> None:
+    assert describe(None) == "nothing"
+    assert describe(Token("rope", (("pairs", "adjacent"),))) == "rotary embedding (pairs adjacent)"
+
+
+def traced(model_type: str, **fields: Any) -> Fingerprint:
+    return fingerprint(transformers.AutoConfig.for_model(model_type, **fields))
+
+
+@pytest.fixture(scope="module")
+def llama() -> Fingerprint:
+    return traced("llama", num_key_value_heads=8, hidden_size=4096, num_hidden_layers=80)
+
+
+def test_a_llama_is_its_slots(llama: Fingerprint) -> None:
+    assert len(llama.kinds) == 1 and llama.kinds[0].layers == 2
+    slots = {name: [t.op for t in tokens] for name, tokens in llama.kinds[0].slots.items()}
+    assert slots["attention query"] == ["linear", "rope"]
+    assert slots["attention value"] == ["linear"]
+    assert slots["attention scores"] == ["attend"]
+    assert sorted(slots["mlp body"]) == ["activation", "gate", "linear", "linear", "linear"]
+    assert [t.op for t in llama.outer.slots["head"]] == ["rms_norm", "linear"]
+    assert "model.layers.*.mlp.up_proj.weight" in llama.weights
+
+
+def test_fingerprints_survive_json(llama: Fingerprint) -> None:
+    assert from_json(json.loads(json.dumps(to_json(llama)))) == llama
+
+
+def test_sizes_do_not_show_but_biases_do(llama: Fingerprint) -> None:
+    other = traced("llama", hidden_size=2048, num_attention_heads=16, num_key_value_heads=4)
+    assert compare(other, llama).distance == 0
+    biased = compare(traced("llama", attention_bias=True, num_key_value_heads=8), llama)
+    changes = {d.component: d.change for d in biased.deltas}
+    assert changes["attention query"] == "projection: bias: no -> yes"
+    assert changes["attention output"] == "projection: bias: no -> yes"
+    assert set(changes) == {f"attention {p}" for p in ("query", "key", "value", "output")}
+
+
+def test_the_deltas_of_qwen3_from_llama_are_its_query_and_key_norms(llama: Fingerprint) -> None:
+    found = compare(traced("qwen3"), llama)
+    assert {d.component for d in found.deltas} == {"attention query", "attention key"}
+    for delta in found.deltas:
+        assert "add RMSNorm" in delta.change and "over each head" in delta.change
+        assert "modeling_qwen3.py" in delta.reference
+
+
+def test_the_table_that_ships_was_measured_with_these_versions() -> None:
+    stored = json.loads(SHIPPED.read_text())
+    assert stored["versions"] == versions(), "run: python bench/donors.py --prints"
+    assert set(stored["prints"]) == {d.model_type for d in donors()}
+    # One of them measured again: the table is neither edited by hand nor stale.
+    fresh = json.loads(json.dumps(measure("olmo2")))
+    assert from_json(fresh) == from_json(stored["prints"]["olmo2"])
+
+
+def test_a_class_that_max_has_ranks_first_and_without_it_its_family(llama: Fingerprint) -> None:
+    assert {r.donor.arch.class_name for r in rank(llama)[:2]} == {"LlamaForCausalLM"}
+    assert rank(llama)[0].donor.arch.lane == "v3"
+    assert all(r.donor.arch.lane == "v2" for r in rank(llama, lane="v2"))
+    without = rank(llama, without=["LlamaForCausalLM"])
+    assert without[0].donor.arch.class_name != "LlamaForCausalLM"
+    distances = [r.comparison.distance for r in without]
+    assert distances == sorted(distances)
+
+
+def test_a_renamed_model_ranks_the_same(llama: Fingerprint) -> None:
+    """Names decide nothing: only the tie-break on weight names may see them."""
+    renamed = Fingerprint("Strange", llama.kinds, llama.outer, ("a.*.b",))
+    before = [(r.donor.arch.class_name, r.comparison.distance) for r in rank(llama)]
+    after = [(r.donor.arch.class_name, r.comparison.distance) for r in rank(renamed)]
+    assert sorted(before) == sorted(after)
+
+
+def test_donors_are_decoders_that_transformers_has() -> None:
+    names = {d.arch.class_name for d in donors()}
+    assert {"LlamaForCausalLM", "Olmo2ForCausalLM", "GptOssForCausalLM"} <= names
+    assert all(d.arch.donor for d in donors())
+    assert donor_print("llama") is not None
