@@ -40,7 +40,8 @@ class NativeArch:
         symbol: The variable in that package that holds the SupportedArchitecture.
         lane: "v3" if the pipeline model is a ModuleV3 one, else "v2".
         task: Pipeline task, lower case ("text_generation").
-        encodings: Weight encodings it accepts; the default first.
+        encodings: Weight encodings it accepts; the default first. Empty for a speculator, which
+            MAX derives from its target.
         multi_gpu: Whether it runs on more than one GPU.
         memory_planner: Class that budgets memory, or None.
         tokenizer: Tokenizer class.
