@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maxport.engine.devices import memory_free
 from maxport.errors import MaxportError
 from maxport.verify.reference import quiet
 
@@ -45,7 +46,7 @@ def judged_weights(
         return _twin(checkpoint, temp, "the checkpoint has no weights", encoding, kernels, remote)
     if twin:
         return _twin(checkpoint, temp, "asked for", encoding, kernels, remote)
-    need, have = memory_needed(checkpoint), memory_available()
+    need, have = memory_needed(checkpoint), memory_free()
     if need > have:
         why = f"the weights need {need / 2**30:.1f} GiB in float32, {have / 2**30:.1f} are free"
         return _twin(checkpoint, temp, why, encoding, kernels, remote)
@@ -61,19 +62,6 @@ def memory_needed(checkpoint: Any) -> int:
             count *= size
         parameters += count
     return parameters * _BYTES_PER_PARAMETER
-
-
-def memory_available() -> int:
-    """Bytes free to this process: the machine's, or what its control group leaves."""
-    import psutil  # type: ignore[import-untyped]
-
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used)
 
 
 def _twin(
