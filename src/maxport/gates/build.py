@@ -18,10 +18,11 @@ def check(subject: Subject) -> GateResult:
         if subject.facts(step) is not None:
             continue
         if step not in subject.steps:
-            break  # the mode before it ended the process and says so
+            continue  # the mode before it ended the process and says so
         findings.append(_failure(subject, mode))
     lane = (subject.facts("build last") or {}).get("lane", "")
-    summary = f"{lane} graph builds on {subject.device} for last, all and variable logits"
+    modes = ", ".join(mode for mode in MODES if subject.facts(f"build {mode}") is not None)
+    summary = f"{lane} graph builds on {subject.device} for logits {modes}"
     return GateResult(NAME, summary, tuple(findings))
 
 
