@@ -1,7 +1,7 @@
 """Which generation of MAX's model API a piece of code uses: V2, V3, mixed or neither.
 
 Imports alone mislead: granite, olmo, phi3 and qwen2 hold no V2 layer code of their own and yet are
-V2, through the classes they derive from; V3 code keeps `max.nn.kv_cache` and `max.graph.TensorType`.
+V2, through their base classes; V3 code keeps `max.nn.kv_cache` and `max.graph.TensorType`.
 So each class is judged by its base classes, followed through imports into the installed MAX, and by
 the graph values it handles; each file by its classes and what it calls; the whole by its pipeline
 model. Reads source text only: neither `max` nor `torch` is imported.
@@ -68,7 +68,7 @@ class Classification:
 
 
 @dataclass
-class _Walk:
+class BaseWalk:
     """Base classes followed so far; one per classification."""
 
     sources: Sources
@@ -121,7 +121,7 @@ def classify(target: Target) -> Classification:
     Raises:
         MaxportError: a file cannot be read or is not valid Python.
     """
-    walk = _Walk(target.sources)
+    walk = BaseWalk(target.sources)
     files = []
     for path in target.files:
         name = target.module_name(path)
@@ -134,7 +134,7 @@ def classify(target: Target) -> Classification:
     return Classification(target.name, lane, why, tuple(files), follows)
 
 
-def _classify_file(walk: _Walk, source: ModuleSource, shown: Path) -> FileLane:
+def _classify_file(walk: BaseWalk, source: ModuleSource, shown: Path) -> FileLane:
     classes = tuple(_classify_class(walk, source, node) for node in source.classes.values())
     evidence = _evidence(walk, source)
     lanes = {lane for _, lane, _ in evidence} | {
@@ -150,7 +150,7 @@ def _classify_file(walk: _Walk, source: ModuleSource, shown: Path) -> FileLane:
     return FileLane(str(shown), lane, classes, tuple((line, text) for line, _, text in evidence))
 
 
-def _classify_class(walk: _Walk, source: ModuleSource, node: ast.ClassDef) -> ClassLane:
+def _classify_class(walk: BaseWalk, source: ModuleSource, node: ast.ClassDef) -> ClassLane:
     lane, root, role = walk.lane_of(Definition(source.name, node.name))
     why = f"derives from {root}" if root else "no MAX base class"
     uses_values = any(isinstance(n, ast.Name) and n.id in _VALUES for n in ast.walk(node))
@@ -161,7 +161,7 @@ def _classify_class(walk: _Walk, source: ModuleSource, node: ast.ClassDef) -> Cl
     return ClassLane(node.name, node.lineno, lane, why, role)  # type: ignore[arg-type]
 
 
-def _evidence(walk: _Walk, source: ModuleSource) -> list[tuple[int, Lane, str]]:
+def _evidence(walk: BaseWalk, source: ModuleSource) -> list[tuple[int, Lane, str]]:
     """(line, lane, text) of what a file imports and uses beyond its class statements."""
     found: list[tuple[int, Lane, str]] = []
     for node in ast.walk(source.tree):
@@ -183,7 +183,7 @@ def _evidence(walk: _Walk, source: ModuleSource) -> list[tuple[int, Lane, str]]:
     return sorted(found)
 
 
-def _is_v2_layer(walk: _Walk, module: str, name: str) -> bool:
+def _is_v2_layer(walk: BaseWalk, module: str, name: str) -> bool:
     """True when `name` is a layer or works on graph values; settings (KVCacheParams) are not."""
     if module == "max.nn.kernels":
         return True
@@ -197,7 +197,7 @@ def _is_v2_layer(walk: _Walk, module: str, name: str) -> bool:
     )
 
 
-def _whole(walk: _Walk, target: Target, files: list[FileLane]) -> tuple[Lane, str]:
+def _whole(walk: BaseWalk, target: Target, files: list[FileLane]) -> tuple[Lane, str]:
     layers = [c for f in files for c in f.classes if c.role == "layer"]
     pipelines = [c for f in files for c in f.classes if c.role == "pipeline"]
     count = {lane: sum(c.lane == lane for c in layers) for lane in ("v2", "v3", "mixed")}
@@ -223,7 +223,7 @@ def _whole(walk: _Walk, target: Target, files: list[FileLane]) -> tuple[Lane, st
     return ahead, f"by what its files import: {counts}"
 
 
-def _registered(walk: _Walk, target: Target) -> tuple[Lane, str] | None:
+def _registered(walk: BaseWalk, target: Target) -> tuple[Lane, str] | None:
     """The lane of the `pipeline_model=` an arch.py registers, followed through its imports."""
     for path in target.files:
         source = target.sources.module(target.module_name(path))

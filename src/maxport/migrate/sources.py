@@ -16,6 +16,8 @@ from pathlib import Path
 from maxport.errors import MaxportError
 
 ARCHITECTURES = "max.pipelines.architectures"
+# MAX's kernel bindings: names in here are defined here, 14,000 lines that need no reading.
+KERNELS = "max.nn.kernels"
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,10 @@ class Sources:
         return current
 
     def _step(self, at: Definition) -> Definition | None:
+        if at.module == KERNELS or not at.name:
+            return None
         source = self.module(at.module)
-        if source is None or not at.name:
+        if source is None:
             return None
         head, _, rest = at.name.partition(".")
         if head in source.classes or head in source.functions:
@@ -218,8 +222,9 @@ class Sources:
         if head in source.imports:
             target = source.imports[head]
             submodule = f"{target.module}.{target.name}" if target.name else target.module
-            owner = self.module(target.module) if target.name else None
-            defines = owner is not None and _defines(owner, target.name)
+            leaf = target.module == KERNELS
+            owner = self.module(target.module) if target.name and not leaf else None
+            defines = leaf or (owner is not None and _defines(owner, target.name))
             if rest and not defines and self.file_of(submodule):
                 return Definition(submodule, rest)
             if not target.name:

@@ -1,0 +1,98 @@
+"""Move a MAX model from the V2 graph API to ModuleV3, beside the original."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(epilog="Example: maxport migrate bert -o v3 --prove")
+@click.argument("path")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write into.")
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 if anything is V2.")
+@click.option("--prove", "proving", is_flag=True, help="Build both graphs and compare them.")
+@click.option("--diff", "show_diff", is_flag=True, help="Show the diff.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write an HTML report.")
+@click.option("--force", is_flag=True, help="Replace an existing V3 package.")
+@click.option("-v", "--verbose", is_flag=True, help="List safe and review rewrites too.")
+@click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
+def command(
+    path: str,
+    output: Path | None,
+    check: bool,
+    proving: bool,
+    show_diff: bool,
+    page: Path | None,
+    force: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Write the ModuleV3 variant of PATH as `<name>_modulev3/`; the original is never touched.
+
+    PATH is an installed architecture's name, a folder, or one Python file. The package goes beside
+    the original; that of an installed architecture into -o or the current folder. Exit code 1: with
+    --check, when there is something to migrate; with --prove, when the graphs are not proven equal.
+    """
+    from maxport.migrate import report
+    from maxport.migrate.run import migrate
+    from maxport.migrate.target import open_target
+    from maxport.migrate.write import destination, write_package
+
+    target = open_target(path)
+    if target.installed and output is None and not check:
+        output = Path.cwd()
+    base = target.path if target.path.is_dir() else target.folder / "file"
+    place = None
+    if not check:
+        place = destination(base, f"{target.name}_modulev3", output, force=force)
+    result = migrate(target)
+    if result is None:
+        click.echo(
+            json.dumps({"name": target.name, "changes": []}) if as_json else _nothing(target)
+        )
+        return
+    body: dict[str, Any] = report.to_json(result)
+    if place is not None:
+        write_package(result.files, place)
+        body["written"] = str(place)
+    if proving:
+        body["proof"] = _prove(result, place)
+    if page is not None:
+        page.write_text(report.to_html(result, body.get("proof")), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(body, indent=2))
+    else:
+        click.echo(report.to_text(result, show_diff=show_diff, verbose=verbose))
+        if place is not None:
+            click.echo(f"written to {place}; {target.path} is unchanged")
+        if proving:
+            click.echo(f"proof: {body['proof']['summary']}")
+    if check or (proving and body["proof"]["verdict"] != "equal"):
+        sys.exit(1)
+
+
+def _nothing(target: Any) -> str:
+    return f"{target.name}: already ModuleV3, nothing to do"
+
+
+def _prove(result: Any, place: Path | None) -> dict[str, Any]:
+    """Prove the written package, or a temporary copy of it."""
+    from maxport.migrate.prove import prove
+    from maxport.migrate.twins import make_twin, registered_names
+    from maxport.migrate.write import write_package
+
+    names = registered_names(result.plan.target)
+    if not names:
+        return {"verdict": "error", "summary": "error: registers no architecture to build"}
+    with tempfile.TemporaryDirectory(prefix="maxport-") as folder:
+        twin = make_twin(names[0], Path(folder) / "twin")
+        package = place
+        if package is None:
+            package = Path(folder) / result.plan.name
+            write_package(result.files, package)
+        return prove(result.plan, package, names[0], twin).to_json()

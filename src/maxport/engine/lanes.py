@@ -1,0 +1,198 @@
+"""Build one model's root module in both generations, from the very same configuration.
+
+The V2 pipeline model is constructed as in serving, up to compilation; what its root module was
+given (config and all) is kept, and both generations' roots are then constructed from it and traced.
+Nothing is compiled and no weights are read.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from maxport.errors import MaxportError
+
+MODES = ("LAST_TOKEN", "VARIABLE", "ALL")
+BATCH = ("tokens", "return_n_logits", "input_row_offsets")
+
+
+class _Recorded(BaseException):
+    """Ends the V2 pipeline model's construction once its root is traced; not an error."""
+
+
+@dataclass
+class RootCall:
+    """What the V2 root was constructed and traced with, and the pipeline's cache parameters."""
+
+    cls: type
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    input_types: tuple[Any, ...]
+    kv_params: Any
+    device: str
+
+
+@dataclass
+class LaneGraph:
+    """One generation's graph: the traced graph, its parameters as name -> (shape, dtype)."""
+
+    graph: Any
+    parameters: dict[str, tuple[tuple[int, ...], str]]
+    input_types: tuple[Any, ...]
+
+
+def record_root(
+    module: str,
+    name: str,
+    class_name: str,
+    model_dir: Path,
+    *,
+    device: str = "cpu",
+    devices: int = 1,
+    encoding: str = "float32",
+) -> RootCall:
+    """Build the V2 architecture once and keep what its root was given.
+
+    Args:
+        module, name: The V2 root class.
+        class_name: Registered architecture name, e.g. `LlamaForCausalLM`.
+        model_dir: Twin checkpoint.
+        device, devices, encoding: As in `build_native`.
+
+    Raises:
+        MaxportError: the architecture does not build, or never constructs that class.
+    """
+    from maxport.engine.build import build_native
+
+    cls = getattr(importlib.import_module(module), name)
+    seen: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    types: list[tuple[Any, ...]] = []
+    original_init, original_trace = cls.__init__, cls.trace
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if type(self) is cls:
+            seen.append((self, args, kwargs))
+        original_init(self, *args, **kwargs)
+
+    def trace(self: Any, *input_types: Any, **kwargs: Any) -> Any:
+        if type(self) is cls:
+            types.append(input_types)
+            raise _Recorded
+        return original_trace(self, *input_types, **kwargs)
+
+    with (
+        mock.patch.object(cls, "__init__", init),
+        mock.patch.object(cls, "trace", trace),
+        suppress(_Recorded),
+    ):
+        build_native(
+            class_name,
+            model_dir,
+            lane="v2",
+            return_logits="last",
+            device=device,
+            devices=devices,
+            encoding=encoding,
+            max_length=128,
+        )
+    if not seen or not types:
+        raise MaxportError(
+            f"building {class_name} never constructs {module}.{name}", where=str(model_dir), code=1
+        )
+    _, args, kwargs = seen[-1]
+    values = [*args, *kwargs.values()]
+    kv_params = next((v.kv_params for v in values if hasattr(v, "kv_params")), None)
+    return RootCall(cls, args, kwargs, types[-1], kv_params, device)
+
+
+def _with_mode(call: RootCall, mode: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Constructor arguments with `return_logits` set on every config among them."""
+    from max.nn.transformer import ReturnLogits
+
+    def changed(value: Any) -> Any:
+        if mode is None or not hasattr(value, "return_logits"):
+            return value
+        value = copy.copy(value)
+        value.return_logits = ReturnLogits[mode]
+        return value
+
+    return tuple(map(changed, call.args)), {k: changed(v) for k, v in call.kwargs.items()}
+
+
+def modes_of(call: RootCall) -> tuple[str | None, ...]:
+    """The ReturnLogits modes a root knows; `(None,)` for encoders."""
+    values = [*call.args, *call.kwargs.values()]
+    return MODES if any(hasattr(v, "return_logits") for v in values) else (None,)
+
+
+def trace_v2(call: RootCall, mode: str | None) -> LaneGraph:
+    """Construct and trace the V2 root; weights are named by their place in the module."""
+    args, kwargs = _with_mode(call, mode)
+    model = call.cls(*args, **kwargs)
+    weights = model.raw_state_dict()
+    for key, weight in weights.items():
+        weight.name = key
+    graph = model.trace(*call.input_types)
+    parameters = {
+        key: (tuple(int(d) for d in weight.shape), str(weight.dtype.name))
+        for key, weight in weights.items()
+    }
+    return LaneGraph(graph, parameters, call.input_types)
+
+
+@contextmanager
+def imported(package: Path) -> Iterator[str]:
+    """Make a package importable by its folder name for a while; forget its modules afterwards."""
+    name = package.name
+    sys.path.insert(0, str(package.parent))
+    importlib.invalidate_caches()
+    try:
+        yield name
+    finally:
+        sys.path.remove(str(package.parent))
+        for key in [k for k in sys.modules if k == name or k.startswith(name + ".")]:
+            del sys.modules[key]
+
+
+def trace_v3(cls: type, call: RootCall, mode: str | None) -> LaneGraph:
+    """Construct the V3 root from the same arguments and trace it."""
+    import inspect
+
+    from max.driver import CPU, Accelerator
+    from max.experimental import functional as F
+    from max.experimental.tensor import default_device, default_dtype
+
+    args, kwargs = _with_mode(call, mode)
+    dtype = next(v.dtype for v in [*args, *kwargs.values()] if hasattr(v, "dtype"))
+    device = CPU() if call.device == "cpu" else Accelerator()
+    with F.lazy(), default_dtype(dtype), default_device(device):
+        model: Any = cls(*args, **kwargs)
+        model.to(device)
+    parameters = {
+        key: (tuple(int(d) for d in value.shape), str(value.dtype.name))
+        for key, value in model.parameters
+    }
+    names = list(inspect.signature(cls.forward).parameters)[1:4]  # type: ignore[attr-defined]
+    types = call.input_types
+    if tuple(names) == BATCH:
+        types = _v3_types(call, device)
+    staged = model.trace(*types)
+    return LaneGraph(staged, parameters, types)
+
+
+def _v3_types(call: RootCall, device: Any) -> tuple[Any, ...]:
+    from max.graph import DeviceRef
+    from max.pipelines.lib.interfaces.batch_processor import modulev3_ragged_kv_symbolic_inputs
+
+    return tuple(
+        modulev3_ragged_kv_symbolic_inputs(
+            kv_params=call.kv_params, device_refs=[DeviceRef.from_device(device)]
+        )
+    )

@@ -1,0 +1,32 @@
+"""The codemods, one file each, in the order they run.
+
+`entry` goes first because it moves V2's graph inputs into a method the others then rewrite;
+`imports` goes last because it settles what the others left. Between them the order is free of
+overlaps: each looks for V2 constructs that no other one produces, which is also why a second run
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from maxport.migrate.codemods.constructors import Constructors
+from maxport.migrate.codemods.containers import Containers
+from maxport.migrate.codemods.entry import Entry
+from maxport.migrate.codemods.imports import Imports
+from maxport.migrate.codemods.operations import Operations
+from maxport.migrate.codemods.sharding import Sharding
+from maxport.migrate.codemods.surface import Surface
+from maxport.migrate.codemods.values import Values
+from maxport.migrate.codemods.weights import Weights
+from maxport.migrate.rewrite import Codemod
+
+ORDER: tuple[type[Codemod], ...] = (
+    Entry,
+    Surface,
+    Sharding,
+    Constructors,
+    Containers,
+    Weights,
+    Operations,
+    Values,
+    Imports,
+)

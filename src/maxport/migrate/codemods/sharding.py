@@ -1,0 +1,112 @@
+"""Sharding: V2's per-device copies, strategies and signal buffers, on one device.
+
+The V3 package runs on one device: strategies and `shard` methods go, a list of per-device copies
+becomes a list of one. Every such rewrite is `review`, because the multi-device path is lost.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from maxport.migrate.kinds import DROPPED_METHODS
+from maxport.migrate.rewrite import Codemod, code_of, dotted, parse_statements
+
+_STRATEGY = ("sharding_strategy", "_sharding_strategy")
+
+
+class Sharding(Codemod):
+    """Drop strategies and `shard`; `self.x_shards = self.x.shard(d)` becomes a property."""
+
+    NAME = "sharding"
+    TRIGGER = r"shard"
+
+    def __init__(self, work) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(work)
+        self.views: list[dict[str, str]] = []
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:
+        """Start collecting per-device views."""
+        self.views.append({})
+
+    def leave_ClassDef(
+        self, original_node: cst.ClassDef, updated_node: cst.ClassDef
+    ) -> cst.ClassDef:
+        """Add the collected views as properties at the end of the class."""
+        views = self.views.pop()
+        body = list(updated_node.body.body)
+        for name, value in views.items():
+            code = (
+                "\n@property\n"
+                f"def {name}(self) -> list[Any]:\n"
+                '    """One entry per device; this variant runs on one."""\n'
+                f"    return [{value}]\n"
+            )
+            self.work.need("typing", "Any")
+            body += parse_statements(code)
+        return updated_node.with_changes(body=updated_node.body.with_changes(body=body))
+
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef | cst.RemovalSentinel:
+        """Remove `shard` and `sharding_strategy` of layers."""
+        if self.views and original_node.name.value in DROPPED_METHODS:
+            self.note(original_node, "review", f"{original_node.name.value} dropped: one device")
+            return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine | cst.RemovalSentinel:
+        """Remove assignments to strategies; turn per-device copies into views."""
+        if not self.views or len(original_node.body) != 1:
+            return updated_node
+        statement = original_node.body[0]
+        target = _target(statement)
+        if isinstance(target, cst.Attribute) and target.attr.value in _STRATEGY:
+            self.note(original_node, "review", "sharding strategy dropped: one device")
+            return cst.RemoveFromParent()
+        value = getattr(statement, "value", None)
+        if (
+            isinstance(target, cst.Attribute)
+            and m.matches(target.value, m.Name("self"))
+            and m.matches(value, m.Call(func=m.Attribute(attr=m.Name("shard"))))
+        ):
+            assert isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute)
+            whole = code_of(value.func.value)
+            if whole.startswith("self."):
+                self.views[-1][target.attr.value] = whole
+                self.note(original_node, "review", f"{target.attr.value}: one copy, on one device")
+                return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.If | cst.RemovalSentinel:
+        """An `if` that only set a strategy goes with it."""
+        emptied = isinstance(updated_node.body, cst.IndentedBlock) and not updated_node.body.body
+        if emptied and original_node.body.body and updated_node.orelse is None:
+            return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_For(
+        self, original_node: cst.For, updated_node: cst.For
+    ) -> cst.For | cst.RemovalSentinel:
+        """A loop that only set strategies goes with them."""
+        emptied = isinstance(updated_node.body, cst.IndentedBlock) and not updated_node.body.body
+        if emptied and original_node.body.body:
+            return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """`x.shard(devices)` -> `[x]`."""
+        func = original_node.func
+        if isinstance(func, cst.Attribute) and func.attr.value == "shard" and self.views:
+            assert isinstance(updated_node.func, cst.Attribute)
+            self.note(original_node, "review", f"{dotted(func)}: one copy, on one device")
+            return cst.List([cst.Element(updated_node.func.value)])
+        return updated_node
+
+
+def _target(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:
+    if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
+        return statement.targets[0].target
+    return statement.target if isinstance(statement, cst.AnnAssign) else None

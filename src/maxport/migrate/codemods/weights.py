@@ -1,0 +1,196 @@
+"""Weights: `Weight(...)` becomes a Tensor parameter; shared weights are tied in `forward`."""
+
+from __future__ import annotations
+
+import ast
+
+import libcst as cst
+import libcst.matchers as m
+
+from maxport.migrate.classify import bases_of
+from maxport.migrate.rewrite import Codemod, code_of, dotted, keyword, parse_statements, relaid
+
+_PARAMS = (
+    "name",
+    "dtype",
+    "shape",
+    "device",
+    "quantization_encoding",
+    "align",
+    "sharding_strategy",
+)
+
+
+class Weights(Codemod):
+    """Parameters are Tensors named by their attribute."""
+
+    NAME = "weights"
+    TRIGGER = r"Weight\b|quantization_encoding|shared_weight"
+
+    def __init__(self, work) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(work)
+        self.attribute = ""
+        self.ties: list[tuple[str, str]] = []
+        self.classes: list[cst.ClassDef] = []
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:
+        """Start collecting ties."""
+        self.classes.append(node)
+        self.ties = []
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        """Remember the attribute a Weight is stored under."""
+        target = dotted(node.targets[0].target)
+        self.attribute = target.removeprefix("self.") if target.startswith("self.") else ""
+
+    def _is_weight(self, node: cst.Call) -> bool:
+        name = dotted(node.func)
+        found = self.work.resolve(name) if name else None
+        return found is not None and found.name == "Weight" and found.module.startswith("max.graph")
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """`Weight(name, dtype, shape, device)` -> `Tensor.zeros(shape, dtype=, device=)`."""
+        if not self._is_weight(original_node):
+            return updated_node
+        named = {
+            (a.keyword.value if a.keyword else _PARAMS[i]): a.value
+            for i, a in enumerate(updated_node.args)
+        }
+        level, what = self._named(named)
+        encoding = named.get("quantization_encoding")
+        if encoding is not None and code_of(encoding) != "None":
+            self.note(original_node, "review", "GGUF-encoded weights have no V3 counterpart")
+        args = [cst.Arg(named["shape"])] if "shape" in named else []
+        if "dtype" in named:
+            args.append(keyword("dtype", named["dtype"]))
+        if "device" in named:
+            args.append(keyword("device", self._device(named["device"])))
+        self.work.need("max.experimental.tensor", "Tensor")
+        self.note(original_node, level, what)
+        return updated_node.with_changes(
+            func=cst.parse_expression("Tensor.zeros"), args=relaid(args, updated_node.args)
+        )
+
+    def _named(self, named: dict[str, cst.BaseExpression]) -> tuple:  # type: ignore[type-arg]
+        """Level and text: does V3's name, the attribute path, equal V2's?"""
+        text = code_of(named["name"]) if "name" in named else ""
+        tail = text.rsplit(" else ", 1)[-1] if " else " in text else text.split(" or ")[-1]
+        try:
+            literal = ast.literal_eval(tail)
+        except (ValueError, SyntaxError):
+            literal = None
+        if literal == self.attribute and tail == text:
+            return "safe", "Weight becomes a Tensor parameter of the same name"
+        if literal == self.attribute:
+            return "review", "Weight becomes a Tensor parameter; a name= given here is not used"
+        return (
+            "manual",
+            f"V2 names this weight {text or 'nothing'}, V3 {self.attribute or 'nothing'}",
+        )
+
+    def _device(self, value: cst.BaseExpression) -> cst.BaseExpression:
+        if code_of(value) == "DeviceRef.CPU()":
+            self.work.need("max.driver", "CPU")
+            return cst.parse_expression("CPU()")
+        return cst.parse_expression(f"{code_of(value)}.to_device()")
+
+    def leave_Attribute(
+        self, original_node: cst.Attribute, updated_node: cst.Attribute
+    ) -> cst.BaseExpression:
+        """A Tensor has no GGUF encoding."""
+        if original_node.attr.value == "quantization_encoding" and dotted(
+            original_node.value
+        ).endswith("weight"):
+            self.note(original_node, "review", "GGUF encodings have no V3 counterpart: None")
+            return cst.Name("None")
+        return updated_node
+
+    # --- shared weights ----------------------------------------------------------------------
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine:
+        """`head.set_shared_weight("weight", emb.weight)`: the head holds none of its own."""
+        pattern = m.Expr(value=m.Call(func=m.Attribute(attr=m.Name("set_shared_weight"))))
+        if len(original_node.body) != 1 or not m.matches(original_node.body[0], pattern):
+            return updated_node
+        call = original_node.body[0].value  # type: ignore[union-attr]
+        assert isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute)
+        holder, source = dotted(call.func.value), dotted(call.args[1].value)
+        attribute = ast.literal_eval(code_of(call.args[0].value))
+        head = self._path(holder)
+        owner, _, weight = source.rpartition(".")
+        origin = self._path(owner)
+        if not head or not origin or not self.classes:
+            self.note(original_node, "manual", "cannot tell where the shared weight ends up")
+            return updated_node
+        self.ties.append((f"self.{head}.{attribute}", f"self.{origin}.{weight}"))
+        self.note(original_node, "safe", "the shared weight is held once and tied in forward")
+        made = parse_statements(f"{holder}.{attribute} = None  # tied, see tie_weights\n")[0]
+        return made.with_changes(leading_lines=updated_node.leading_lines)  # type: ignore[return-value]
+
+    def _path(self, local: str) -> str:
+        """Attribute path of a local of `__init__` on self, through `super().__init__(k=local)`."""
+        if local.startswith("self."):
+            return local.removeprefix("self.")
+        node = self.classes[-1]
+        for assign in m.findall(node, m.Assign(value=m.Name(local))):
+            target = dotted(assign.targets[0].target)  # type: ignore[attr-defined]
+            if target.startswith("self."):
+                return target.removeprefix("self.")
+        pattern = m.Call(func=m.Attribute(value=m.Call(m.Name("super")), attr=m.Name("__init__")))
+        for call in m.findall(node, pattern):
+            for arg in call.args:  # type: ignore[attr-defined]
+                if arg.keyword and m.matches(arg.value, m.Name(local)):
+                    return self._base_attribute(node.name.value, arg.keyword.value)
+        return ""
+
+    def _base_attribute(self, name: str, parameter: str) -> str:
+        """Attribute a base class's `__init__` stores `parameter` under."""
+        source = self.work.sources.module(self.work.module)
+        node = source.classes.get(name) if source else None
+        if source is None or node is None:
+            return ""
+        for base in bases_of(self.work.sources, source, node):
+            owner = self.work.sources.module(base.module)
+            found = owner.classes.get(base.name) if owner else None
+            for item in ast.walk(found) if found else ():
+                if isinstance(item, ast.Assign) and ast.unparse(item.value) == parameter:
+                    target = ast.unparse(item.targets[0])
+                    if target.startswith("self."):
+                        return target.removeprefix("self.")
+        return ""
+
+    def leave_ClassDef(
+        self, original_node: cst.ClassDef, updated_node: cst.ClassDef
+    ) -> cst.ClassDef:
+        """Add `tie_weights` and call it first in `forward`."""
+        self.classes.pop()
+        ties, self.ties = self.ties, []
+        body = list(updated_node.body.body)
+        at = next((i for i, n in enumerate(body) if _is_forward(n)), None)
+        if not ties:
+            return updated_node
+        if at is None:
+            self.note(original_node, "manual", "shared weight, but the class has no forward")
+            return updated_node
+        lines = ""
+        for head, origin in ties:
+            lines += f"    if {head} is None:\n        {head} = {origin}\n"
+        method = parse_statements(
+            "\ndef tie_weights(self) -> None:\n"
+            '    """Lets a shared weight, held once, be read where it is used."""\n'
+            f"{lines}"
+        )
+        forward = body[at]
+        assert isinstance(forward, cst.FunctionDef)
+        inner = list(forward.body.body)
+        first = 1 if m.matches(inner[0], m.SimpleStatementLine([m.Expr(m.SimpleString())])) else 0
+        inner[first:first] = parse_statements("self.tie_weights()\n")
+        body[at] = forward.with_changes(body=forward.body.with_changes(body=inner))
+        body[at:at] = method
+        return updated_node.with_changes(body=updated_node.body.with_changes(body=body))
+
+
+def _is_forward(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.FunctionDef) and node.name.value == "forward"

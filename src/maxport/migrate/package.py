@@ -1,0 +1,96 @@
+"""Run the codemods over everything the plan lists and hand back the V3 package's files as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from maxport.migrate.codemods import ORDER
+from maxport.migrate.codemods.imports import Imports
+from maxport.migrate.plan import Plan
+from maxport.migrate.rewrite import Change, FileWork, apply
+from maxport.migrate.sources import ModuleSource
+
+
+@dataclass
+class Migrated:
+    """The V3 package: path -> text, the rewrites, and each file's V2 text for the diff."""
+
+    plan: Plan
+    files: dict[str, str] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+
+
+def migrate_graph(plan: Plan) -> Migrated:
+    """Rewrite the graph's files: own ones whole, carried ones as slices."""
+    result = Migrated(plan)
+    carried = plan.closure.carried
+    for module, place in plan.places.items():
+        source = plan.kinds.sources.module(module)
+        assert source is not None
+        text = slice_of(source, carried[module]) if module in carried else source.text
+        shown = "/".join(place) + ".py"
+        if place in (("model",), ("arch",), ()):
+            continue
+        if source.is_package and module not in carried:
+            shown = "/".join([*place, "__init__.py"])
+        work = FileWork(shown, module, source.text, text, plan, carried=module in carried)
+        graph = module in plan.graph
+        work.facts["keep_unused"] = not graph
+        for codemod in ORDER if graph else (Imports,):
+            apply(codemod, work)
+        result.files[shown] = work.text
+        result.before[shown] = source.text
+        result.changes += work.changes
+    if carried:
+        result.files["carried/__init__.py"] = (
+            '"""Layers without a ModuleV3 equivalent, carried over from the V2 sources."""\n'
+        )
+    for shown in list(result.files):
+        parts = shown.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            init = "/".join([*parts[:depth], "__init__.py"])
+            result.files.setdefault(init, "")
+    return result
+
+
+def slice_of(source: ModuleSource, names: set[str]) -> str:
+    """Header, docstring, imports and the named definitions of a module, in their order."""
+    module = cst.parse_module(source.text)
+    body = []
+    for index, statement in enumerate(module.body):
+        if _keeps(statement, names) or (index == 0 and _is_docstring(statement)):
+            body.append(statement)
+    return str(module.with_changes(body=body, footer=()).code)
+
+
+def _is_docstring(statement: cst.CSTNode) -> bool:
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    first = statement.body[0]
+    return isinstance(first, cst.Expr) and isinstance(
+        first.value, cst.SimpleString | cst.ConcatenatedString
+    )
+
+
+def _keeps(statement: cst.CSTNode, names: set[str]) -> bool:
+    if isinstance(statement, cst.ClassDef | cst.FunctionDef):
+        return statement.name.value in names
+    if isinstance(statement, cst.If):
+        return any(
+            isinstance(inner, cst.SimpleStatementLine)
+            and isinstance(inner.body[0], cst.ImportFrom | cst.Import)
+            for inner in statement.body.body
+        )
+    if isinstance(statement, cst.SimpleStatementLine):
+        first = statement.body[0]
+        if isinstance(first, cst.Import | cst.ImportFrom):
+            return True
+        if isinstance(first, cst.Assign):
+            target = first.targets[0].target
+            return isinstance(target, cst.Name) and target.value in names
+        if isinstance(first, cst.AnnAssign):
+            return isinstance(first.target, cst.Name) and first.target.value in names
+    return False

@@ -1,0 +1,183 @@
+"""What the V3 package will hold: the graph's root, its own files, the files carried over."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from maxport.errors import MaxportError
+from maxport.migrate.closure import Closure, close, uses
+from maxport.migrate.kinds import Kinds
+from maxport.migrate.sources import ARCHITECTURES, Definition, ModuleSource
+from maxport.migrate.target import Target
+
+ENTRY = ("trace", "input_tree", "input_types")
+# What marks code for several devices; such a root is taken only when there is no other.
+_SEVERAL = frozenset({"signal_buffers", "Signals", "Allreduce", "data_parallel_splits"})
+
+
+@dataclass
+class Plan:
+    """Everything decided before the first rewrite.
+
+    Attributes:
+        target: The V2 code.
+        kinds: The judge of names.
+        root: The class whose `trace` or `__call__` is the graph.
+        closure: What is carried over, replaced, bridged.
+        places: V2 module -> path parts inside the V3 package.
+        graph: modules with graph code, own and carried; other own files are settings.
+        dropped: own modules left out, with the reason.
+    """
+
+    target: Target
+    kinds: Kinds
+    root: Definition
+    closure: Closure
+    places: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    graph: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the V3 package."""
+        return f"{self.target.name}_modulev3"
+
+    def relative(self, module: str, other: str) -> str:
+        """How `module`'s file in the V3 package imports `other`'s: a relative module name."""
+        here, there = list(self.places[module][:-1]), list(self.places[other])
+        while here and there[:-1] and here[0] == there[0]:
+            here, there = here[1:], there[1:]
+        return "." * (len(here) + 1) + ".".join(there)
+
+
+def make_plan(target: Target) -> Plan:
+    """Find the graph's root and what it needs.
+
+    Raises:
+        MaxportError: the code defines no V2 graph.
+    """
+    kinds = Kinds(target.sources)
+    for path in target.files:
+        name = target.module_name(path)
+        source = target.sources.module(name)
+        if source is None or source.path.resolve() != path:
+            target.sources.load(name, path)
+    root = find_root(kinds, target)
+    own, dropped = _own_modules(kinds, target, root)
+    wanted: dict[str, set[str] | None] = {module: None for module in own}
+    if root.module not in wanted:
+        wanted[root.module] = {root.name}
+    closure = close(kinds, wanted)
+    if wanted[root.module] is not None:
+        closure.carried.setdefault(root.module, set()).add(root.name)
+    plan = Plan(target, kinds, root, closure, dropped=dropped)
+    for path in target.files:
+        module = target.module_name(path)
+        if module in own:
+            plan.graph.append(module)
+        if module not in dropped:
+            parts = module.removeprefix(target.package).strip(".").split(".")
+            plan.places[module] = tuple(part for part in parts if part)
+    for module in closure.carried:
+        plan.graph.append(module)
+        plan.places[module] = ("carried", _carried_name(module, plan.places))
+    return plan
+
+
+def _carried_name(module: str, taken: dict[str, tuple[str, ...]]) -> str:
+    parts = module.split(".")
+    name = parts[-1]
+    if module.startswith(ARCHITECTURES):
+        architecture = module.removeprefix(ARCHITECTURES).strip(".").split(".")[0]
+        name = name if name == architecture else f"{architecture}_{name}"
+    used = {place[-1] for place in taken.values() if place[:1] == ("carried",)}
+    return name if name not in used else "_".join(parts[-2:])
+
+
+def find_root(kinds: Kinds, target: Target) -> Definition:
+    """The class that is the graph: own if there is one, else the donor's.
+
+    Raises:
+        MaxportError: neither the code nor what its pipeline model derives from defines a V2 graph.
+    """
+    own = [target.module_name(path) for path in target.files]
+    candidates = _candidates(kinds, own)
+    if not candidates:
+        for module in _donor_modules(kinds, target):
+            candidates += _candidates(kinds, [module])
+    if not candidates:
+        raise MaxportError(
+            "no V2 model graph found here",
+            where=str(target.path),
+            fix="give the folder that holds the V2 model, or run `maxport classify` on it first",
+        )
+    return min(candidates, key=lambda item: item[0])[1]
+
+
+def _candidates(kinds: Kinds, modules: list[str]) -> list[tuple[tuple[int, int, int], Definition]]:
+    found = []
+    for order, module in enumerate(modules):
+        source = kinds.sources.module(module)
+        for node in source.classes.values() if source else ():
+            methods = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+            entry = [i for i, name in enumerate(ENTRY) if name in methods]
+            definition = Definition(module, node.name)
+            lane, _, role = kinds.walk.lane_of(definition)
+            if entry and (lane, role) == ("v2", "layer"):
+                names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                names |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+                several = len(names & _SEVERAL)
+                found.append(((several, entry[0], order), definition))
+    return found
+
+
+def _donor_modules(kinds: Kinds, target: Target) -> list[str]:
+    """Modules of the architectures that the target's classes and registration lead to."""
+    found: list[str] = []
+    for path in target.files:
+        source = target.sources.module(target.module_name(path))
+        for definition in source.imports.values() if source else ():
+            resolved = kinds.sources.resolve(definition.module, definition.name)
+            if not resolved.module.startswith(ARCHITECTURES):
+                continue
+            architecture = resolved.module.removeprefix(ARCHITECTURES).strip(".").split(".")[0]
+            package = f"{ARCHITECTURES}.{architecture}"
+            init = kinds.sources.file_of(package)
+            for file in sorted(init.parent.rglob("*.py")) if init else ():
+                parts = file.relative_to(init.parent).with_suffix("").parts  # type: ignore[union-attr]
+                module = ".".join([package, *[p for p in parts if p != "__init__"]])
+                if module not in found:
+                    found.append(module)
+    return found
+
+
+def _own_modules(
+    kinds: Kinds, target: Target, root: Definition
+) -> tuple[list[str], dict[str, str]]:
+    """Own modules with graph code that the root reaches, and those it does not."""
+    own = {target.module_name(path) for path in target.files}
+    graph = {module for module in own if _has_graph_code(kinds, target.sources.module(module))}
+    reached: list[str] = []
+    queue = [root.module]
+    while queue:
+        module = queue.pop()
+        source = kinds.sources.module(module)
+        if module in reached or source is None:
+            continue
+        if module in own:
+            reached.append(module)
+        for node in source.tree.body:
+            for name, _ in uses(source, node):
+                found = kinds.sources.resolve(source.name, name)
+                if found.module in own and kinds.of(found) == "layer":
+                    queue.append(found.module)
+    dropped = {m: "the single-device graph does not use it" for m in graph - set(reached)}
+    return sorted(reached), dropped
+
+
+def _has_graph_code(kinds: Kinds, source: ModuleSource | None) -> bool:
+    names = [*source.classes, *source.functions] if source else []
+    return source is not None and any(
+        kinds.of(Definition(source.name, name)) in ("layer", "bridge") for name in names
+    )

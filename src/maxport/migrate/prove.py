@@ -1,0 +1,124 @@
+"""Prove that a migrated package computes what the V2 code computes.
+
+The root modules of both generations are built from the same configuration and traced in every
+ReturnLogits mode. Their parameters must agree in name, shape and dtype, extras included, and their
+graphs must hash equal (see `engine.graphhash` for the normalisations). V2 is the reference, also
+where it differs from Hugging Face.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maxport.errors import MaxportError
+from maxport.migrate.plan import Plan
+
+
+@dataclass(frozen=True)
+class ModeProof:
+    """One ReturnLogits mode: parameters and graphs compared."""
+
+    mode: str
+    parameters: int
+    parameters_equal: bool
+    graphs_equal: bool
+    differences: tuple[str, ...]
+    normalisations: tuple[str, ...]
+
+
+@dataclass
+class Proof:
+    """Outcome of a proof.
+
+    Attributes:
+        verdict: `equal`, `differs` or `error`.
+        engine: `graph-hash`.
+        architecture: Registered class the twin was made for.
+        modes: One entry per ReturnLogits mode.
+        why: One sentence where the verdict is not `equal`.
+        seconds: Time by step.
+    """
+
+    verdict: str
+    engine: str
+    architecture: str
+    modes: list[ModeProof] = field(default_factory=list)
+    why: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """One line for a terminal."""
+        names = ", ".join(mode.mode for mode in self.modes)
+        if self.verdict == "equal":
+            count = self.modes[0].parameters
+            return f"equal by {self.engine} ({names}); {count} parameters equal"
+        return f"{self.verdict}: {self.why}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the report."""
+        return {**asdict(self), "summary": self.summary}
+
+
+def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str = "cpu") -> Proof:
+    """Build both generations from the twin and compare; imports MAX.
+
+    Args:
+        plan: The migration's plan.
+        package: Folder of the migrated package.
+        class_name: Registered architecture, e.g. `LlamaForCausalLM`.
+        twin: Tiny checkpoint of that class.
+        device: `cpu`, or `gpu` (virtual where there is none).
+    """
+    from maxport.engine import lanes
+
+    proof = Proof("error", "graph-hash", class_name)
+    start = time.perf_counter()
+    try:
+        call = lanes.record_root(plan.root.module, plan.root.name, class_name, twin, device=device)
+        proof.seconds["v2"] = round(time.perf_counter() - start, 2)
+        with lanes.imported(package) as name:
+            module = ".".join([name, *plan.places[plan.root.module]])
+            cls = getattr(importlib.import_module(module), plan.root.name)
+            proof.modes = [_compare(cls, call, mode) for mode in lanes.modes_of(call)]
+    except MaxportError as error:
+        proof.why = error.what
+    except Exception as error:
+        proof.why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    else:
+        _judge(proof)
+    proof.seconds["total"] = round(time.perf_counter() - start, 2)
+    return proof
+
+
+def _judge(proof: Proof) -> None:
+    bad = next((m for m in proof.modes if not (m.parameters_equal and m.graphs_equal)), None)
+    proof.verdict = "differs" if bad else "equal"
+    if bad:
+        what = "graphs" if bad.parameters_equal else "parameters"
+        proof.why = f"{what} differ in {bad.mode}: {'; '.join(bad.differences[:3])}"
+
+
+def _compare(cls: type, call: Any, mode: str | None) -> ModeProof:
+    from maxport.engine import graphhash, lanes
+
+    old, new = lanes.trace_v2(call, mode), lanes.trace_v3(cls, call, mode)
+    diff = graphhash.compare_graphs(old.graph, new.graph)
+    differences = [f"V2 only: {op}" for op in diff.only_first[:8]]
+    differences += [f"V3 only: {op}" for op in diff.only_second[:8]]
+    for key in sorted(old.parameters.keys() | new.parameters.keys()):
+        first, second = old.parameters.get(key), new.parameters.get(key)
+        if first != second:
+            differences.insert(0, f"parameter {key}: V2 {first}, V3 {second}")
+    return ModeProof(
+        mode or "encoder",
+        len(old.parameters),
+        old.parameters == new.parameters,
+        diff.equal,
+        tuple(differences),
+        diff.normalisations,
+    )

@@ -1,0 +1,101 @@
+"""A tiny checkpoint for a registered architecture: what both generations are built from.
+
+Decoders use maxport's own twins. Encoders, which maxport does not port and so has no twins for, get
+a small configuration of the same class; only shapes matter here, not weights.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from maxport.errors import MaxportError
+from maxport.migrate.target import Target
+
+# Small values for the numbers that size an encoder; keys a config does not have are left alone.
+_SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 96,
+    "max_position_embeddings": 160,
+}
+
+
+def registered_names(target: Target) -> list[str]:
+    """`name=` of every architecture that the target's files register, in order."""
+    found: list[str] = []
+    for path in target.files:
+        source = target.sources.module(target.module_name(path))
+        for node in ast.walk(source.tree) if source else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "SupportedArchitecture":
+                found += [
+                    keyword.value.value
+                    for keyword in node.keywords
+                    if keyword.arg == "name"
+                    and isinstance(keyword.value, ast.Constant)
+                    and isinstance(keyword.value.value, str)
+                ]
+    return found
+
+
+@cache
+def _model_types() -> dict[str, str]:
+    """Transformers class name -> model type, read from its auto tables without importing it."""
+    spec = find_spec("transformers")
+    folder = Path(str(spec.origin)).parent if spec and spec.origin else None
+    path = folder / "models" / "auto" / "modeling_auto.py" if folder else None
+    if path is None or not path.is_file():
+        raise MaxportError("transformers is not installed here", fix="pip install transformers")
+    pairs = re.findall(r'\("([\w-]+)",\s*"(\w+)"\)', path.read_text("utf-8"))
+    types: dict[str, str] = {}
+    for model_type, name in pairs:
+        types.setdefault(name, model_type)
+    return types
+
+
+def model_type_of(class_name: str) -> str:
+    """Transformers model type of a model class; the text model's where a class has several parts.
+
+    Raises:
+        MaxportError: transformers has no such class.
+    """
+    types = _model_types()
+    if class_name not in types:
+        raise MaxportError(
+            f"transformers has no class {class_name}, so there is no twin to prove with",
+            where=class_name,
+            code=1,
+        )
+    model_type = types[class_name]
+    text = f"{model_type}_text"
+    return text if text in types.values() else model_type
+
+
+def make_twin(class_name: str, folder: Path) -> Path:
+    """Write a tiny checkpoint of a registered class into `folder` and return it.
+
+    Raises:
+        MaxportError: transformers has no such class, or no small configuration of it builds.
+    """
+    from maxport.twin import default_config, save_twin, twin_config
+
+    config = default_config(model_type_of(class_name))
+    if class_name.endswith("ForCausalLM") or "ConditionalGeneration" in class_name:
+        twin = twin_config(config)
+        twin.architectures = [class_name]
+        return Path(save_twin(twin, folder))
+    import transformers
+
+    small = {key: value for key, value in _SMALL.items() if hasattr(config, key)}
+    config = type(config)(**small)
+    model = transformers.AutoModel.from_config(config)
+    config.architectures = [class_name]
+    model.config = config
+    model.save_pretrained(folder)
+    config.save_pretrained(folder)
+    return folder

@@ -1,0 +1,83 @@
+"""Put a migrated package on disk whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from maxport.errors import MaxportError
+
+
+def destination(original: Path, name: str, out: Path | None, *, force: bool) -> Path:
+    """Where the package goes: beside the original, or below `out`.
+
+    Raises:
+        MaxportError: it exists already (without `force`), or the place cannot be written.
+    """
+    parent = out if out is not None else original.parent
+    target = parent / name
+    if target.exists() and not force:
+        raise MaxportError(
+            "the V3 package exists already",
+            where=str(target),
+            fix="choose another folder with -o, or pass --force to replace it",
+        )
+    nearest = parent
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise MaxportError(
+            "cannot write here", where=str(parent), fix="choose a writable folder with -o"
+        )
+    return target
+
+
+def write_package(files: dict[str, str], target: Path) -> None:
+    """Write into a temporary folder beside the target, tidy it, then move it in whole.
+
+    Args:
+        files: Path inside the package -> text.
+        target: From `destination`; replaced if it exists.
+
+    Raises:
+        MaxportError: the folder cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise MaxportError(f"cannot write here ({error.strerror})", where=str(target)) from error
+    try:
+        for shown, text in files.items():
+            path = work / shown
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        work.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def tidy(files: dict[str, str]) -> dict[str, str]:
+    """Sort imports and drop names and locals the rewrites left unused; nothing else moves.
+
+    Returns:
+        The same paths with tidied text.
+    """
+    with tempfile.TemporaryDirectory(prefix="maxport-") as folder:
+        for shown, text in files.items():
+            path = Path(folder) / shown
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--fix"]
+        command += ["--select", "I001,F401,F811,F841", "--unsafe-fixes", "--exit-zero"]
+        command += ["--config", 'lint.isort.known-third-party=["max"]', "--no-cache"]
+        command += ["--per-file-ignores", "__init__.py:F401", folder]
+        subprocess.run(command, check=True, capture_output=True)
+        return {shown: (Path(folder) / shown).read_text("utf-8") for shown in files}
