@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from helium import FIXTURE, HELIUM
+from helium_spec import FIXTURE, HELIUM
 
 from maxport.emit.shell import render_shell
 from maxport.emit.spec import ConfigField, Drop, Fuse, PortSpec, Rename, Tie, Transpose

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
+import maxport.cli
 from maxport.cli.scaffold import command
 from maxport.errors import MaxportError
 from maxport.plan.max_source import max_root
@@ -114,6 +116,8 @@ def test_measured_differences_become_todos(model: str, tmp_path: Path) -> None:
     arguments = [model, "--start-from", "llama3_modulev3", "-o", str(tmp_path), "--json"]
     result = CliRunner().invoke(command, [*arguments, "--with-tests"])
     report = json.loads(result.stdout)
+    schema = Path(maxport.cli.__file__).parent / "schemas" / "scaffold.json"
+    jsonschema.validate(report, json.loads(schema.read_text()))
     source = (tmp_path / "helium" / "helium.py").read_text()
     components = [delta["component"] for delta in report["deltas"]]
     assert "attention query" in components and source.count("# TODO") == len(components)

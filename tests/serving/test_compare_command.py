@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from fake import Faults, server
 
+import maxport.cli
 from maxport.cli.compare import command
 from maxport.errors import MaxportError
 
@@ -61,7 +63,10 @@ def run(model: Path, faults: Faults, *options: str) -> tuple[int, dict[str, Any]
         prompts = ["--prompt", "w5 w6 w7", "--prompt", "w300 w20", "--max-tokens", "16"]
         result = CliRunner().invoke(command, [*arguments, *prompts, *options])
     assert result.exit_code in (0, 1), result.output
-    return result.exit_code, json.loads(result.stdout)
+    report = json.loads(result.stdout)
+    schema = Path(maxport.cli.__file__).parent / "schemas" / "compare.json"
+    jsonschema.validate(report, json.loads(schema.read_text()))
+    return result.exit_code, report
 
 
 def test_a_right_server_agrees(model: Path) -> None:

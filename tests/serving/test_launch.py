@@ -7,10 +7,12 @@ import socket
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 from fake import Faults, server
 
+import maxport.cli
 from maxport.cli.serve import command
 from maxport.errors import MaxportError
 from maxport.serving import launch
@@ -91,6 +93,8 @@ def test_serve_waits_asks_and_stops(
     arguments = [model, "--port-dir", str(PORT), "--port", str(port), "--once", "--json"]
     result = CliRunner().invoke(command, [*arguments, "--devices", "cpu"], catch_exceptions=False)
     report = json.loads(result.stdout)
+    schema = Path(maxport.cli.__file__).parent / "schemas" / "serve.json"
+    jsonschema.validate(report, json.loads(schema.read_text()))
     assert report["answer"] == "hello" and report["chat"] and report["model"] == "tiny"
     assert report["command"][-2:] == ["--devices", "cpu"]
     assert not Server(f"http://127.0.0.1:{port}").healthy()
