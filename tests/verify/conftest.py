@@ -23,13 +23,17 @@ def helium(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _twin("llama", tmp_path_factory.mktemp("llama") / "twin")
+    # MAX 26.7's V2 llama sizes its rope by hidden_size / heads, whatever head_dim says.
+    return _twin("llama", tmp_path_factory.mktemp("llama") / "twin", head_dim=14)
 
 
-def _twin(model_type: str, folder: Path) -> Path:
+def _twin(model_type: str, folder: Path, **changes: object) -> Path:
     from maxport.twin import default_config, save_twin, twin_config
 
-    return save_twin(twin_config(default_config(model_type), 1), folder)
+    config = twin_config(default_config(model_type), 1)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return save_twin(config, folder)
 
 
 @pytest.fixture
