@@ -51,7 +51,8 @@ class Node:
         specs: Types of the results; None for a chain.
         blocks: Bodies of a loop or branch.
         dead: Values that no later op of the same block needs.
-        module: Path of the module whose weight was used last (`layers.3.self_attn.o_proj`).
+        module: Path of the module whose weight the op uses, or else the last one used before it
+            (`layers.3.self_attn.o_proj`).
         static: Its results depend on nothing but constants.
     """
 
@@ -170,6 +171,25 @@ class _Reader:
         self.numbers: dict[Any, int] = {}
         self.nodes: list[Node] = []
         self.module = ""
+        self.owners: dict[int, str] = {}
+        self.constants: set[int] = set()
+
+    def _module(self, node: Node) -> str:
+        """Follow weights through the ops that only reshape or join them to where they are used."""
+        if node.kind == "constant.external":
+            owner = str(node.attributes["name"]).rpartition(".")[0]
+            self.owners.update(dict.fromkeys(_numbered(node.results), owner))
+            return owner
+        operands = _numbered(node.operands)
+        owners = [self.owners[value] for value in operands if value in self.owners]
+        if owners and all(v in self.owners or v in self.constants for v in operands):
+            self.owners.update(dict.fromkeys(_numbered(node.results), owners[0]))
+            return owners[0]
+        if not operands and node.kind == "constant":
+            self.constants.update(_numbered(node.results))
+        if owners:
+            self.module = owners[0]
+        return self.module
 
     def number(self, value: Any) -> int:
         return self.numbers.setdefault(value, len(self.numbers))
@@ -198,6 +218,8 @@ class _Reader:
             attributes[snake_case(key)] = raw if kind == "constant" else read_attribute(raw)
         if kind in ("conv", "conv_transpose") and "filter_layout" not in attributes:
             attributes["filter_layout"] = _layout(operation.operands[1].type)
+        if kind == "call":
+            attributes["callee"] = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
         if kind == "custom":
             attributes.update(attributes.pop("parameters", {}))
         specs = tuple(read_type(result.type) for result in operation.results)
@@ -214,9 +236,7 @@ class _Reader:
             specs=specs,
         )
         self.nodes.append(node)
-        if kind == "constant.external":
-            self.module = str(attributes["name"]).rpartition(".")[0]
-        node.module = self.module
+        node.module = self._module(node)
         node.blocks = tuple(
             self.block(block) for region in operation.regions for block in region.blocks
         )
@@ -236,13 +256,17 @@ def _layout(mlir_type: ir.Type) -> str:
     metadata = _core.Type._from_cmlir(mlir_type).metadata
     for item in metadata.value if metadata is not None else ():
         if item.name == "layout":
-            return str(item.value.format)
+            return str(item.value.format.value)
     return "RSCF"
 
 
 def snake_case(name: str) -> str:
     """`newShape` as `new_shape`: ops of one kind differ in how they spell their attributes."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
+
+
+def _numbered(values: tuple[int | None, ...]) -> list[int]:
+    return [value for value in values if value is not None]
 
 
 def _uses(node: Node) -> Iterator[int]:

@@ -31,9 +31,7 @@ def if_(call: Call, condition: torch.Tensor) -> Sequence[torch.Tensor]:
 @op("call")
 def call_(call: Call, *arguments: torch.Tensor) -> Sequence[torch.Tensor]:
     """Run a subgraph; `prefix` completes the names of the weights inside it."""
-    callee = call.attribute("callee")
-    name = str(getattr(callee, "value", callee)).lstrip("@")
-    return call.frame.call(name, str(call.attribute("prefix", "")), arguments)
+    return call.frame.call(call.attribute("callee"), call.attribute("prefix"), arguments)
 
 
 def _with_chains(
