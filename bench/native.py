@@ -36,14 +36,16 @@ ROW_SECONDS = 400
 
 
 def architectures() -> list[tuple[str, str]]:
-    """(class name, lane) of every text and embedding architecture MAX registers."""
+    """(class name, lane) of every architecture MAX registers that takes text and nothing else."""
     from maxport.engine.registry import native_architecture, native_names
 
     found = []
     for registered in native_names():
         lane = "v3" if registered.endswith(V3) else "v2"
         name = registered.removesuffix(V3)
-        if native_architecture(name, lane).task.name in TASKS:
+        architecture = native_architecture(name, lane)
+        modalities = {str(getattr(m, "value", m)) for m in architecture.input_modalities}
+        if architecture.task.name in TASKS and modalities <= {"text"}:
             found.append((name, lane))
     return found
 
