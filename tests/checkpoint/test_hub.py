@@ -216,9 +216,10 @@ def test_fault_that_stays(hub, own_cache, name):
         ("GET", SHARD, cut_off(5)),
     ],
 )
-def test_fault_that_passes(hub, method, part, fault):
+def test_fault_that_passes(hub, capsys, method, part, fault):
     hub.fault(method, part, fault, times=2)
     assert open_checkpoint(REPO).tensors == open_checkpoint(str(hub.root / REPO)).tensors
+    assert all("trying again in" in line for line in capsys.readouterr().err.splitlines())
 
 
 def test_missing_repo_and_revision(hub):

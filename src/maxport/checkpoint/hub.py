@@ -7,8 +7,9 @@ tokens, HF_ENDPOINT, HF_HOME, proxies and offline mode work as its users expect.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -73,7 +74,8 @@ class HubSource:
 
     def read(self, name: str) -> bytes:
         """Download a small file into the Hub's cache and return its content."""
-        return self._download(name).read_bytes()
+        with _no_bars():
+            return self._download(name).read_bytes()
 
     def headers(self, names: Sequence[str]) -> list[tuple[TensorHeader, ...]]:
         """Headers by range request, several at a time; kept in the user's cache per commit."""
@@ -85,12 +87,14 @@ class HubSource:
 
         A shard is checked against its header after the download.
         """
+        shards = [name for name in names if name.endswith(".safetensors")]
         with ThreadPoolExecutor(PARALLEL) as pool:
-            paths = list(pool.map(self._download, names))
-        for name, path in zip(names, paths, strict=True):
-            if name.endswith(".safetensors"):
-                read_header(path, name)
-        return paths[0].parent if paths else self.folder
+            with _no_bars():
+                small = list(pool.map(self._download, [n for n in names if n not in shards]))
+            large = list(pool.map(self._download, shards))
+        for name, path in zip(shards, large, strict=True):
+            read_header(path, name)
+        return (large or small)[0].parent if names else self.folder
 
     @property
     def _listing(self) -> Path:
@@ -234,6 +238,22 @@ def _check_id(repo: str) -> None:
             where=repo,
             fix="name a folder, a .gguf file, or a Hub id such as HuggingFaceTB/SmolLM2-135M",
         ) from error
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """No progress bars for files of a few kilobytes."""
+    from huggingface_hub import utils
+
+    group = "huggingface_hub.http_get"
+    if utils.are_progress_bars_disabled(group):
+        yield
+        return
+    utils.disable_progress_bars(group)
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars(group)
 
 
 def _offline() -> bool:

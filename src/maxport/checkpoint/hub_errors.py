@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -47,14 +50,44 @@ def retrying(
     waits = WAITS[:1] if retried_inside else WAITS
     for wait_here in (*waits, None):
         try:
-            return call()
+            with _quiet:
+                return call()
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             cause = _root(error)
             wait = None if wait_here is None else _wait(cause, wait_here, retried_inside)
             if wait is None:
                 raise explain(cause, repo, revision, file) from error
+            again = f"trying again in {wait:.0f} s"
+            print(f"{explain(cause, repo, revision, file).what}; {again}", file=sys.stderr)
             time.sleep(wait)
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class _Quiet:
+    """Keeps huggingface_hub's log lines about failures off the terminal: we print our own.
+
+    Counts its users, for requests run in several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._level = threading.Lock(), 0, logging.NOTSET
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger("huggingface_hub")
+        with self._lock:
+            if self._users == 0:
+                self._level = logger.level
+                logger.setLevel(logging.CRITICAL)
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                logging.getLogger("huggingface_hub").setLevel(self._level)
+
+
+_quiet = _Quiet()
 
 
 def _root(error: BaseException) -> BaseException:
@@ -132,14 +165,12 @@ def explain(
         return MaxportError("the Hub redirects in a circle", where=where, fix=_ENDPOINT_FIX)
     if isinstance(error, httpx.TimeoutException):
         return MaxportError(
-            "the Hub did not answer in time, in several attempts",
+            "the Hub did not answer in time",
             where=where,
             fix="try again later, or raise HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT",
         )
     if isinstance(error, httpx.RemoteProtocolError) or "Consistency check" in str(error):
-        return MaxportError(
-            "the Hub cut the transfer off, in several attempts", where=where, fix=_LATER
-        )
+        return MaxportError("the Hub cut the transfer off", where=where, fix=_LATER)
     if isinstance(error, httpx.NetworkError):
         return MaxportError(
             f"the Hub at {constants.ENDPOINT} cannot be reached",

@@ -57,7 +57,7 @@ def reads_of_slug(slug: str) -> Reads:
     units = [Found(module, tree) for module in modules if (tree := tree_of(module))]
     for arch in native_archs():
         if arch.slug == slug:
-            units += _base_classes(slug, (arch.config_class, arch.model_class), set(modules))
+            units += _outside_classes(slug, (arch.config_class, arch.model_class), set(modules))
     return _collect(units)
 
 
@@ -118,16 +118,18 @@ def _modules(package: str) -> Iterator[str]:
         yield ".".join((package, *parts))
 
 
-def _base_classes(slug: str, names: Iterable[str | None], covered: set[str]) -> Iterator[Found]:
+def _outside_classes(slug: str, names: Iterable[str | None], covered: set[str]) -> Iterator[Found]:
+    """The config and model classes of an architecture and their bases, where other slugs hold them.
+
+    Granite, for one, registers llama3's config class as its own.
+    """
+    package = f"{ARCHITECTURES}.{slug}"
     for name in names:
-        for module in covered:
-            found = resolve(module, name) if name else None
-            if found is None or found.module.partition(slug)[1] == "":
-                continue
-            for base in bases(found):
-                if base.module not in covered and base.module.startswith(ARCHITECTURES):
-                    yield base
-            break
+        places = (f"{package}.arch", package, f"{package}.model_config", f"{package}.model")
+        found = next((f for place in places if name and (f := resolve(place, name))), None)
+        for owner in bases(found) if found else ():
+            if owner.module not in covered and owner.module.startswith(ARCHITECTURES):
+                yield owner
 
 
 def _collect(units: Iterable[Found]) -> Reads:
