@@ -8,9 +8,19 @@ import libcst as cst
 
 from maxport.migrate.codemods import ORDER
 from maxport.migrate.codemods.imports import Imports
+from maxport.migrate.pipeline import make_pipeline
 from maxport.migrate.plan import Plan
 from maxport.migrate.rewrite import Change, FileWork, apply
 from maxport.migrate.sources import ModuleSource
+
+# Files that `pipeline` writes anew.
+_PLUMBING: tuple[tuple[str, ...], ...] = (
+    ("model",),
+    ("arch",),
+    ("batch_processor",),
+    ("inputs",),
+    (),
+)
 
 
 @dataclass
@@ -32,7 +42,7 @@ def migrate_graph(plan: Plan) -> Migrated:
         assert source is not None
         text = slice_of(source, carried[module]) if module in carried else source.text
         shown = "/".join(place) + ".py"
-        if place in (("model",), ("arch",), ()):
+        if module not in plan.graph and place in _PLUMBING:
             continue
         if source.is_package and module not in carried:
             shown = "/".join([*place, "__init__.py"])
@@ -44,6 +54,14 @@ def migrate_graph(plan: Plan) -> Migrated:
         result.files[shown] = work.text
         result.before[shown] = source.text
         result.changes += work.changes
+    plumbing = make_pipeline(plan)
+    result.files |= plumbing.files
+    result.changes += plumbing.changes
+    for shown in plumbing.files:
+        parts = shown.removesuffix(".py").split("/")
+        name = ".".join([plan.target.package, *[p for p in parts if p != "__init__"]])
+        source = plan.kinds.sources.module(name)
+        result.before[shown] = source.text if source else ""
     if carried:
         result.files["carried/__init__.py"] = (
             '"""Layers without a ModuleV3 equivalent, carried over from the V2 sources."""\n'

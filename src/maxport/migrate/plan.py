@@ -50,6 +50,17 @@ class Plan:
             here, there = here[1:], there[1:]
         return "." * (len(here) + 1) + ".".join(there)
 
+    def relative_from_top(self, module: str) -> str:
+        """How a file at the top of the V3 package imports `module`'s file."""
+        return "." + ".".join(self.places[module])
+
+    def place_for_top(self, module: str) -> str:
+        """Where a file at the top of the V3 package imports `module`'s kept names from."""
+        inside = module == self.target.package or module.startswith(self.target.package + ".")
+        if not inside:
+            return module
+        return "." + module.removeprefix(self.target.package).strip(".")
+
 
 def make_plan(target: Target) -> Plan:
     """Find the graph's root and what it needs.

@@ -39,6 +39,7 @@ class Proof:
         engine: `graph-hash`.
         architecture: Registered class the twin was made for.
         modes: One entry per ReturnLogits mode.
+        package: `equal` when the whole package, loaded as serving does, builds V2's graph.
         why: One sentence where the verdict is not `equal`.
         seconds: Time by step.
     """
@@ -48,6 +49,7 @@ class Proof:
     architecture: str
     modes: list[ModeProof] = field(default_factory=list)
     why: str = ""
+    package: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -56,7 +58,8 @@ class Proof:
         names = ", ".join(mode.mode for mode in self.modes)
         if self.verdict == "equal":
             count = self.modes[0].parameters
-            return f"equal by {self.engine} ({names}); {count} parameters equal"
+            whole = f"; package: {self.package}" if self.package else ""
+            return f"equal by {self.engine} ({names}); {count} parameters equal{whole}"
         return f"{self.verdict}: {self.why}"
 
     def to_json(self) -> dict[str, Any]:
@@ -91,8 +94,35 @@ def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str
         proof.why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     else:
         _judge(proof)
+    if proof.verdict == "equal" and (package / "arch.py").is_file():
+        _prove_package(proof, package, class_name, twin, device)
     proof.seconds["total"] = round(time.perf_counter() - start, 2)
     return proof
+
+
+def _prove_package(proof: Proof, package: Path, class_name: str, twin: Path, device: str) -> None:
+    """Load the package as serving does and compare the graph its pipeline model arrives at."""
+    from maxport.engine import graphhash
+    from maxport.engine.build import build_native, build_port
+
+    try:
+        old = build_native(
+            class_name, twin, lane="v2", return_logits="last", device=device, max_length=128
+        )
+        new = build_port(package, twin, return_logits="last", device=device, max_length=128)
+        diff = graphhash.compare_graphs(old.graph, new.graph)
+        missing = sorted(set(old.weights) - set(new.weights))
+    except MaxportError as error:
+        proof.package = f"error: {error.what}"
+        return
+    except Exception as error:
+        proof.package = f"error: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return
+    if diff.equal and not missing:
+        proof.package = "equal"
+    else:
+        found = [*(f"weight {k} missing" for k in missing), *diff.only_first, *diff.only_second]
+        proof.package = "differs: " + "; ".join(found[:3])
 
 
 def _judge(proof: Proof) -> None:

@@ -55,7 +55,7 @@ class Imports(Codemod):
         moved = self._place(module)
         changed = len(kept) != len(original_node.names)
         if changed:
-            kept = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in kept]
+            kept[-1] = kept[-1].with_changes(comma=original_node.names[-1].comma)
             updated_node = updated_node.with_changes(names=kept)
         elsewhere = moved != module or (original_node.relative and not moved.startswith("."))
         if elsewhere and moved != self._spelled(original_node):
