@@ -29,6 +29,7 @@ from maxport.gates.base import GateResult
     type=click.Choice(["float32", "bfloat16"]),
     help="Default: float32 on CPU, else as stored.",
 )
+@click.option("--twin", is_flag=True, help="Build on a small random twin, not on the weights.")
 @click.option("--time-limit", default=120.0, show_default=True, help="Seconds for the dry builds.")
 @click.option("--json", "as_json", is_flag=True, help="Report JSON on stdout.")
 def command(
@@ -38,6 +39,7 @@ def command(
     trust_remote_code: bool,
     device: str,
     encoding: str | None,
+    twin: bool,
     time_limit: float,
     as_json: bool,
 ) -> None:
@@ -59,6 +61,7 @@ def command(
         trust_remote_code=trust_remote_code,
         device=device,
         encoding=encoding,
+        twin=twin,
         limit_s=time_limit,
     )
     passed = all(result.passed for result in results)

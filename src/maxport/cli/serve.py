@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -54,6 +56,7 @@ def command(
         click.echo(told)
         return
     server = Server(f"http://localhost:{port}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends max serve too
     with progress() as say, running(arguments, server, timeout_s=timeout, say=say) as process:
         chat = has_chat_template(checkpoint.folder)
         answer = first_answer(server, prompt, max_tokens, chat=chat)

@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="folder with weights; graphs are built if given")
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
     parser.add_argument("--encoding", default="float32")
+    parser.add_argument("--headers", type=Path, help="JSON: [name, shape] of tensors not loaded")
     parser.add_argument(
         "--modes", default="last,all,variable", help="logits to build for, in order"
     )
@@ -185,20 +186,25 @@ def build(report: Report, options: argparse.Namespace) -> None:
 
     first, *others = options.modes.split(",")
     weights: dict[str, Any] = {}
-    with recorded_weights(weights):
+    calls: list[tuple[Any, dict[str, Any]]] = []
+    with recorded_weights(weights, calls):
         report.run(f"build {first}", lambda: built(first))
     report.run("weights", lambda: weights)
+    if options.headers is not None and calls:
+        report.run("names", lambda: adapted_names(options.headers, *calls[0]))
     for mode in others:
         report.run(f"build {mode}", functools.partial(built, mode))
 
 
 @contextmanager
-def recorded_weights(found: dict[str, Any]) -> Iterator[None]:
+def recorded_weights(
+    found: dict[str, Any], calls: list[tuple[Any, dict[str, Any]]]
+) -> Iterator[None]:
     """Note both sides of the weights while a port is built, also if its build then fails.
 
-    `declared` and `provided` map names to [shape, dtype]: the module's parameters and the weights
-    the port hands to it. `changed` names what running the adapter on its own result changes, and
-    `adapter` says why the adapter failed.
+    In `found`, `declared` and `provided` map names to [shape, dtype]: the module's parameters and
+    the weights the port hands to it; `changed` names what running the adapter on its own result
+    changes. `calls` gets the adapter and the configurations it was given.
     """
     import max.experimental.nn.module as v3
     import max.nn.layer.layer as v2
@@ -218,8 +224,12 @@ def recorded_weights(found: dict[str, Any]) -> Iterator[None]:
     def note_parse(config: Any, weights: Any, adapter: Any = None, hf_config: Any = None) -> Any:
         once = parse(config, weights, adapter, hf_config=hf_config)
         if adapter is not None:
-            given = {"huggingface_config": hf_config or config.model.huggingface_config}
-            found["changed"] = second_run(adapter, once, {**given, "pipeline_config": config})
+            given = {
+                "huggingface_config": hf_config or config.model.huggingface_config,
+                "pipeline_config": config,
+            }
+            calls.append((adapter, given))
+            found["changed"] = second_run(adapter, once, given)
         return once
 
     with (
@@ -269,6 +279,21 @@ def second_run(adapter: Any, once: Mapping[str, Any], given: Mapping[str, Any]) 
         return [f"{type(error).__name__}: {error}"]
     names = sorted(set(once) ^ set(twice))
     return names or [n for n in once if _bits(once[n]) != _bits(twice[n])]
+
+
+def adapted_names(headers: Path, adapter: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Names the adapter gives to tensors that are known by name and rank only.
+
+    Each is stood for by one number, all different, so that nothing is taken for a copy.
+    """
+    import numpy as np
+    from max.graph.weights import WeightData
+
+    entries = {
+        name: Entry(WeightData.from_numpy(np.full([1] * len(shape), at, np.float32), name))
+        for at, (name, shape) in enumerate(json.loads(headers.read_text("utf-8")))
+    }
+    return {"adapted": sorted(adapter(entries, **given))}
 
 
 def _bits(weight: Any) -> bytes:

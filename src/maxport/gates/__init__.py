@@ -6,7 +6,9 @@ asks every gate for one result.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from maxport.gates import (
 )
 from maxport.gates.base import Finding, GateResult, Port, Subject
 from maxport.gates.probe import run_probe
+from maxport.verify.weights import judged_weights
 
 __all__ = ["GATES", "Finding", "GateResult", "Subject", "run_gates"]
 
@@ -51,6 +54,7 @@ def run_gates(
     trust_remote_code: bool = False,
     device: str = "cpu",
     encoding: str | None = None,
+    twin: bool = False,
     limit_s: float = 120.0,
 ) -> list[GateResult]:
     """All gates on one port.
@@ -62,6 +66,8 @@ def run_gates(
         trust_remote_code: Whether code in the checkpoint may be used.
         device: `cpu` or `gpu`, simulated where there is none.
         encoding: Dtype to build in; if None float32 on CPU, on GPU the stored one.
+        twin: Build on a small random twin instead of the checkpoint's weights; always done where
+            there are none, where they are on the Hub, and where memory does not hold them.
         limit_s: Seconds after which building is stopped.
 
     Raises:
@@ -71,27 +77,43 @@ def run_gates(
         raise MaxportError("no such port directory", where=str(port_dir), fix="check --port-dir")
     checkpoint, config, trouble = _open(model, revision, trust_remote_code)
     folder = port_dir.resolve()
-    class_name = _class_name(config)
-    weights = checkpoint if checkpoint is not None and checkpoint.tensors else None
     subject = Subject(
         port=Port(folder),
-        class_name=class_name,
+        class_name=_class_name(config),
         config=config,
         checkpoint=checkpoint,
         trouble=trouble,
         steps={},
         device=device,
     )
-    steps = run_probe(
-        folder,
-        class_name,
-        model=weights.weights_folder() if weights is not None else None,
-        device=device,
-        encoding=encoding or _encoding(subject),
-        limit_s=limit_s,
-    )
-    subject = Subject(**{**vars(subject), "steps": steps})
+    encoding = encoding or _encoding(subject)
+    with tempfile.TemporaryDirectory(prefix="maxport-gates-") as temp:
+        judged = None
+        if checkpoint is not None and not checkpoint.other_weights:
+            judged = judged_weights(
+                checkpoint,
+                Path(temp),
+                twin=twin or checkpoint.revision is not None,
+                encoding=encoding,
+                kernels=False,
+                remote=trust_remote_code,
+            )
+        steps = run_probe(
+            folder,
+            subject.class_name,
+            model=judged.folder if judged else None,
+            device=device,
+            encoding=encoding,
+            limit_s=limit_s,
+            headers=_headers(checkpoint) if judged and judged.kind == "twin" else (),
+        )
+    subject = dataclasses.replace(subject, steps=steps, twin=judged.note if judged else "")
     return [gate(subject) for _name, gate in GATES]
+
+
+def _headers(checkpoint: Checkpoint | None) -> list[tuple[str, tuple[int, ...]]]:
+    tensors = checkpoint.tensors if checkpoint is not None else {}
+    return [(name, tensor.shape) for name, tensor in tensors.items()]
 
 
 def _open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from maxport.gates.base import Finding, GateResult, Subject
@@ -18,6 +19,7 @@ def check(subject: Subject) -> GateResult:
         return GateResult(NAME, not_run=reason or "no graph was built")
     declared, provided = facts["declared"], facts["provided"]
     findings = [*_names(declared, provided), *_signatures(declared, provided)]
+    findings += _real_names(subject, declared)
     if facts.get("changed"):
         findings.append(
             Finding(
@@ -45,6 +47,35 @@ def _names(declared: dict[str, Any], provided: dict[str, Any]) -> list[Finding]:
         what = f"{len(extra)} weights go nowhere, MAX ignores them silently: {_some(extra)}"
         findings.append(Finding(what, "weight_adapters.py", fix))
     return findings
+
+
+def _real_names(subject: Subject, declared: dict[str, Any]) -> list[Finding]:
+    """The checkpoint's own tensor names, where the graph was built on a twin's weights."""
+    if "names" not in subject.steps:
+        return []
+    facts = subject.facts("names")
+    if facts is None:
+        what = f"the adapter refuses the checkpoint's names: {subject.why_not('names')}"
+        return [Finding(what, "weight_adapters.py", "see `maxport list-keys --summary`")]
+    here = {pattern(name) for name in declared}
+    there = {pattern(name) for name in facts["adapted"]}
+    heads = {name for name in here ^ there if "{i}" not in name}
+    if len(heads) == 1:
+        # One matrix beside the embedding: a head that the port ties by the loaded weights.
+        here, there = here - heads, there - heads
+    findings = []
+    if missing := sorted(here - there):
+        what = f"the checkpoint has no tensors for {_some(missing)}"
+        findings.append(Finding(what, "weight_adapters.py", "map its names to these"))
+    if extra := sorted(there - here):
+        what = f"the checkpoint's tensors {_some(extra)} go nowhere"
+        findings.append(Finding(what, "weight_adapters.py", "load them or drop them by name"))
+    return findings
+
+
+def pattern(name: str) -> str:
+    """A name with every number in it replaced."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{i}", name)
 
 
 def _signatures(declared: dict[str, Any], provided: dict[str, Any]) -> list[Finding]:

@@ -101,6 +101,7 @@ class Subject:
         trouble: Why the checkpoint cannot be opened, or None.
         steps: What the probe found, by step.
         device: `cpu` or `gpu`, the device the graph is built for.
+        twin: Why the graph was built for a small random twin; empty if for the checkpoint.
     """
 
     port: Port
@@ -110,6 +111,7 @@ class Subject:
     trouble: MaxportError | None
     steps: Mapping[str, Step]
     device: str = "cpu"
+    twin: str = ""
 
     def facts(self, step: str) -> dict[str, Any] | None:
         """The facts of a step that ended well, else None."""

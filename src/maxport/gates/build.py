@@ -23,7 +23,8 @@ def check(subject: Subject) -> GateResult:
     lane = (subject.facts("build last") or {}).get("lane", "")
     modes = ", ".join(mode for mode in MODES if subject.facts(f"build {mode}") is not None)
     summary = f"{lane} graph builds on {subject.device} for logits {modes}"
-    return GateResult(NAME, summary, tuple(findings))
+    twin = f" ({subject.twin})" if subject.twin else ""
+    return GateResult(NAME, summary + twin, tuple(findings))
 
 
 def _failure(subject: Subject, mode: str) -> Finding:
@@ -40,6 +41,6 @@ def _failure(subject: Subject, mode: str) -> Finding:
 
 
 def _reason(subject: Subject) -> str:
-    if subject.checkpoint is None or not subject.checkpoint.tensors:
-        return "the checkpoint's weights are missing: pass a folder with safetensors files"
+    if subject.checkpoint is None or subject.checkpoint.other_weights:
+        return "the checkpoint's weights cannot be read"
     return subject.why_not("import")

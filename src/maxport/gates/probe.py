@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def run_probe(
     device: str,
     encoding: str,
     limit_s: float,
+    headers: Sequence[tuple[str, Sequence[int]]] = (),
 ) -> dict[str, Step]:
     """Import the port, look it up and build its graph, in a process of its own.
 
@@ -30,6 +32,7 @@ def run_probe(
         device: `cpu` or `gpu`.
         encoding: Dtype the graph is built in.
         limit_s: Seconds after which the process is stopped: tracing can loop for ever.
+        headers: Names and shapes of the checkpoint's tensors, where `model` is only a twin.
 
     Returns:
         The steps that were reached, by name.
@@ -40,6 +43,10 @@ def run_probe(
         command += [str(out), "--device", device, "--encoding", encoding]
         if model is not None:
             command += ["--model", str(model)]
+        if headers:
+            listed = Path(folder) / "headers.json"
+            listed.write_text(json.dumps([[name, list(shape)] for name, shape in headers]))
+            command += ["--headers", str(listed)]
         how, code = _run(command, limit_s)
         lines = out.read_text("utf-8").splitlines() if out.exists() else []
     return read_steps([json.loads(line) for line in lines], how, code)

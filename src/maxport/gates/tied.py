@@ -14,11 +14,14 @@ NAME = "tied head"
 def check(subject: Subject) -> GateResult:
     """The checkpoint's tensors decide; config.json may be wrong in either direction."""
     checkpoint, facts = subject.checkpoint, subject.facts("weights")
-    if checkpoint is None or not checkpoint.tensors:
-        return GateResult(NAME, not_run="the checkpoint's weights are missing")
     if facts is None or "declared" not in facts:
         return GateResult(NAME, not_run="no graph was built")
+    if checkpoint is None or not checkpoint.tensors:
+        return GateResult(NAME, "no tensors to compare config.json with")
     vocab = _vocab_size(subject.config)
+    if subject.twin:
+        stored = tables({n: t.shape for n, t in checkpoint.tensors.items()}, vocab)
+        return GateResult(NAME, f"{len(stored)} in the checkpoint", tuple(_config(subject, stored)))
     stored = tables({n: t.shape for n, t in checkpoint.tensors.items()}, vocab)
     declared = tables({n: s[0] for n, s in facts["declared"].items()}, vocab)
     findings = [*_graph(stored, declared, facts["provided"]), *_config(subject, stored)]
