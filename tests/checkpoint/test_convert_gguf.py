@@ -1,7 +1,8 @@
 """GGUF conversion on a real file (SmolLM2-135M-Instruct) and on damaged ones."""
 
 import json
-import shutil
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,6 +166,25 @@ def test_unwritable_cache(tmp_path, monkeypatch):
         open_checkpoint(str(write_gguf(tmp_path / "tiny.gguf")))
 
 
+IN_MAX = """
+import asyncio, sys
+from pathlib import Path
+from max.driver import DeviceSpec
+from max.graph.weights import load_weights
+from max.pipelines.lib import PipelineConfig, TextTokenizer
+from max.pipelines.lib.config import PipelineArgs
+
+folder = sys.argv[1]
+cpu = [DeviceSpec.cpu()]
+arguments = PipelineArgs(model_path=folder, quantization_encoding="float32", device_specs=cpu)
+config = PipelineConfig.from_args(arguments)
+tokenizer = TextTokenizer(folder, pipeline_config=config)
+ids = asyncio.run(tokenizer.encode("Hello", add_special_tokens=True))
+count = len(list(load_weights([Path(folder) / p for p in config.model.weight_path]).items()))
+print([config.model.huggingface_config.model_type, count, [int(i) for i in ids]])
+"""
+
+
 @pytest.mark.slow
 def test_smollm2(tmp_path):
     """The whole way on the real file: once, complete, same tokens as llama.cpp, sensible text."""
@@ -195,4 +215,5 @@ def test_smollm2(tmp_path):
     )
     out = model.generate(**ids, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(out[0])
-    shutil.rmtree(folder)
+    done = subprocess.run([sys.executable, "-c", IN_MAX, folder], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == str(["llama", 272, tokenizer.encode("Hello")])

@@ -108,6 +108,8 @@ REMOTE = {
         ("3", "must be a JSON object, but it is a number"),
         ("[" * 100_000, "nested too deeply"),
         (without("architectures"), "`architectures` is missing"),
+        (without("model_type"), "`model_type` in config.json is missing"),
+        (json.dumps({**LLAMA, "model_type": ["llama"]}), "missing or no string"),
         (json.dumps({**LLAMA, "architectures": []}), "`architectures` is \\[\\]"),
         (json.dumps({**LLAMA, "architectures": "Llama"}), '`architectures` is "Llama"'),
         (json.dumps({**LLAMA, "architectures": [3]}), "`architectures` is \\[3\\]"),

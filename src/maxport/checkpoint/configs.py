@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from maxport.checkpoint.known import known_architectures, known_model_types
@@ -52,8 +53,8 @@ def check_portable(config: dict[str, Any], where: str, *, trust_remote_code: boo
     """Refuse configs that name no architecture or that need code from the checkpoint to run.
 
     Raises:
-        MaxportError: `architectures` is missing or malformed; or the architecture exists only as
-            remote code and `trust_remote_code` is False.
+        MaxportError: `architectures` or `model_type` is missing or malformed; or the architecture
+            exists only as remote code and `trust_remote_code` is False.
     """
     place = f"{where}/config.json"
     names = config.get("architectures")
@@ -64,6 +65,12 @@ def check_portable(config: dict[str, Any], where: str, *, trust_remote_code: boo
             where=place,
             fix='add it, for example "architectures": ["LlamaForCausalLM"]',
         )
+    if not model_type_of(config):
+        raise MaxportError(
+            "`model_type` in config.json is missing or no string",
+            where=place,
+            fix='add it, for example "model_type": "llama"',
+        )
     if needs_remote_code(config) and not trust_remote_code:
         raise MaxportError(
             f"{names[0]} is not part of transformers: the checkpoint brings its own Python code",
@@ -72,7 +79,13 @@ def check_portable(config: dict[str, Any], where: str, *, trust_remote_code: boo
         )
 
 
-def needs_remote_code(config: dict[str, Any]) -> bool:
+def model_type_of(config: Mapping[str, Any]) -> str:
+    """`model_type`, or "" where it is missing or no string."""
+    value = config.get("model_type")
+    return value if isinstance(value, str) else ""
+
+
+def needs_remote_code(config: Mapping[str, Any]) -> bool:
     """Whether building this model would run code from the checkpoint.
 
     True if `auto_map` names a config or model class and transformers itself lacks the model type
@@ -84,7 +97,7 @@ def needs_remote_code(config: dict[str, Any]) -> bool:
         return False
     if not any(key == "AutoConfig" or key.startswith("AutoModel") for key in auto_map):
         return False
-    if config.get("model_type") not in known_model_types():
+    if model_type_of(config) not in known_model_types():
         return True
     names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and names[0] not in known_architectures()
+    return isinstance(names, list) and bool(names) and str(names[0]) not in known_architectures()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maxport.checkpoint import Checkpoint, known_model_types
-from maxport.checkpoint.configs import needs_remote_code
+from maxport.checkpoint.configs import model_type_of, needs_remote_code
 from maxport.checkpoint.known import attribute_map, causal_lm_classes, known_architectures
 from maxport.checkpoint.summary import by_dtype
 from maxport.errors import MaxportError
@@ -105,7 +105,7 @@ def inspect_checkpoint(
             where=str(port_dir),
             fix="name the folder that holds the port's __init__.py and arch.py",
         )
-    names = {v: k for k, v in attribute_map(str(opened.config.get("model_type"))).items()}
+    names = {v: k for k, v in attribute_map(model_type_of(opened.config)).items()}
     by_reader = reads_of_slug(reader.slug) if reader else None
     by_port = reads_of_port(port_dir) if port_dir else None
     rows = tuple(
@@ -132,14 +132,14 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def known_to_transformers(config: Mapping[str, Any]) -> bool:
     """Whether the installed transformers has this model type."""
-    return config.get("model_type") in known_model_types()
+    return model_type_of(config) in known_model_types()
 
 
 def is_causal_lm(config: Mapping[str, Any]) -> bool:
     """Whether transformers has a causal-LM class for this model type, or the config names one."""
     names = config.get("architectures") or [""]
     named = isinstance(names, list) and str(names[0]) in set(causal_lm_classes().values())
-    return named or config.get("model_type") in causal_lm_classes()
+    return named or model_type_of(config) in causal_lm_classes()
 
 
 def serve_command(model: str, arch: NativeArch) -> str:

@@ -58,7 +58,7 @@ def read_scheme(quantization: Mapping[str, Any]) -> Scheme:
         or ""
     )
     group = _first_group(quantization)
-    weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
+    weights, inputs = _mapping(group.get("weights")), _mapping(group.get("input_activations"))
     bits = _number(weights.get("num_bits"), quantization.get("bits"), quantization.get("w_bit"))
     if quantization.get("load_in_4bit"):
         bits = 4
@@ -84,17 +84,20 @@ def read_scheme(quantization: Mapping[str, Any]) -> Scheme:
 
 
 def quantization_walls(
-    config: Mapping[str, Any], native: Sequence[NativeArch], device: str, dtypes: Sequence[str]
+    quantization: Mapping[str, Any] | None,
+    native: Sequence[NativeArch],
+    device: str,
+    dtypes: Sequence[str],
 ) -> list[Wall]:
     """Walls of quantized weights on `device` ("cpu" or "gpu"); [] if nothing is quantized.
 
-    `dtypes` are the stored safetensors dtypes, which tell quantized weights without a config.
+    `quantization` is the checkpoint's quantization_config; `dtypes` are the stored safetensors
+    dtypes, which tell quantized weights without one.
     """
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping) or not quantization:
+    if not quantization:
         return _undeclared(dtypes)
     scheme = read_scheme(quantization)
-    need = f"quantized weights: {scheme} (config.json: quantization_config)"
+    need = f"quantized weights: {scheme} (quantization_config)"
     methods = recognised_methods()
     if scheme.method not in methods:
         lack = f"MAX {max_version()} recognises {', '.join(sorted(methods))} ({_QUANT})"
@@ -127,7 +130,7 @@ def _unparsed(scheme: Scheme, quantization: Mapping[str, Any], need: str) -> Wal
     checks: list[tuple[str, object, object]] = []
     if scheme.method == "compressed-tensors" and scheme.encoding == "float8_e4m3fn":
         parser = "_parse_compressed_tensors_fp8_config"
-        inputs = _first_group(quantization).get("input_activations") or {}
+        inputs = _mapping(_first_group(quantization).get("input_activations"))
         checks = [
             ("weight strategy", scheme.strategy, _compared(parser, "weight_strategy_str")),
             ("input strategy", inputs.get("strategy"), _compared(parser, "input_strategy_str")),
@@ -167,11 +170,12 @@ def _undeclared(dtypes: Sequence[str]) -> list[Wall]:
 
 
 def _first_group(quantization: Mapping[str, Any]) -> Mapping[str, Any]:
-    groups = quantization.get("config_groups")
-    if not isinstance(groups, Mapping):
-        return {}
-    first: Any = groups.get("group_0") or next(iter(groups.values()), {})
-    return first if isinstance(first, Mapping) else {}
+    groups = _mapping(quantization.get("config_groups"))
+    return _mapping(groups.get("group_0") or next(iter(groups.values()), None))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _number(*values: Any) -> int | None:

@@ -43,7 +43,7 @@ def check_walls(opened: Checkpoint, devices: Devices) -> list[Wall]:
     walls = [
         *_model(opened),
         *_weights(opened),
-        *quantization_walls(opened.config, native, devices.kind, dtypes),
+        *quantization_walls(_quantization(opened), native, devices.kind, dtypes),
         *_state(opened, native),
         *_gpu_only(opened, devices),
         *_tokenizer(opened),
@@ -125,6 +125,20 @@ def _weights(opened: Checkpoint) -> Iterator[Wall]:
             "the checkpoint has a config only",
             "fine for planning and emitting; name a folder with weights to verify",
         )
+
+
+def _quantization(opened: Checkpoint) -> Mapping[str, Any] | None:
+    """`quantization_config`, or what ModelOpt writes beside config.json instead."""
+    declared = opened.config.get("quantization_config")
+    if isinstance(declared, Mapping) and declared:
+        return declared
+    beside = opened.read_json("hf_quant_config.json") or {}
+    scheme = beside.get("quantization")
+    if not isinstance(scheme, Mapping):
+        return None
+    producer = beside.get("producer")
+    name = producer.get("name") if isinstance(producer, Mapping) else None
+    return {"quant_method": name or "modelopt", **scheme}
 
 
 def _state(opened: Checkpoint, native: tuple[NativeArch, ...]) -> Iterator[Wall]:

@@ -75,10 +75,11 @@ def measure_reads(opened: Checkpoint, *, trust_remote_code: bool = False) -> Con
 
 def with_measured(inspection: Inspection, access: ConfigAccess) -> Inspection:
     """The inspection with each row's `hf` places filled in, own model code first."""
+    from maxport.checkpoint.configs import model_type_of
     from maxport.checkpoint.known import attribute_map
     from maxport.plan.inspection import aliases
 
-    model_type = str(inspection.checkpoint.config.get("model_type"))
+    model_type = model_type_of(inspection.checkpoint.config)
     names = {own: common for common, own in attribute_map(model_type).items()}
 
     def places(key: str) -> tuple[str, ...]:

@@ -96,6 +96,14 @@ def test_packed_weights_without_a_config(tmp_path):
     assert "no quantization_config" in body["walls"][0]["lack"]
 
 
+def test_modelopt_file_beside_the_config(tmp_path):
+    folder = make_checkpoint(tmp_path / "m", {**LLAMA, **GRANITE}, llama_shapes())
+    text = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(text))
+    (wall,) = report("check-walls", folder, *GPU, code=2)["walls"]
+    assert "modelopt NVFP4" in wall["need"]
+
+
 def kinds(folder, *device, code):
     return [wall["kind"] for wall in report("check-walls", folder, *device, code=code)["walls"]]
 
