@@ -176,13 +176,17 @@ def test_weights_keep_names_and_say_when_they_cannot(tmp_path: Path) -> None:
         "    def __init__(self, d, dtype, device):\n"
         '        self.weight = Weight("weight", dtype, [d], device=DeviceRef.CPU())\n'
         '        self.q = Weight("q_norm.weight", dtype, [d], device)\n'
+        '        loose = Weight("loose", dtype, [d], device)\n'
     )
     work = run(Weights, text, tmp_path)
     assert "self.weight = Tensor.zeros([d], dtype=dtype, device=CPU())" in work.text
     assert "device=device.to_device()" in work.text
     levels = {c.line: c.level for c in work.changes}
-    assert levels == {9: "safe", 10: "manual"}
-    assert "q_norm.weight" in next(c.what for c in work.changes if c.level == "manual")
+    assert levels == {9: "safe", 10: "safe", 11: "manual"}
+    assert "parameter_names: ClassVar[dict[str, str]] = {" in work.text
+    assert '"q": "q_norm.weight",' in work.text
+    assert "class Block(NamedParameters, Module):" in work.text
+    assert "V3 nothing" in next(c.what for c in work.changes if c.level == "manual")
 
 
 def test_shared_weights_are_tied_in_forward(tmp_path: Path) -> None:

@@ -22,6 +22,37 @@ _PLUMBING: tuple[tuple[str, ...], ...] = (
     (),
 )
 
+NAMED_PARAMETERS = '''"""Parameters whose checkpoint name differs from their attribute."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class NamedParameters:
+    """Lets a module name a parameter other than by its attribute, dots included.
+
+    Mix in before `Module`. `parameter_names` maps attributes to names; the names are what
+    `parameters` yields and what weights are looked up by.
+    """
+
+    parameter_names: ClassVar[dict[str, str]] = {}
+
+    def _attribute(self, name: Any) -> Any:
+        return next((a for a, n in self.parameter_names.items() if n == name), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(self._attribute(name), value)
+
+    def __tree_flatten__(self) -> tuple[dict[Any, Any], None]:
+        children, meta = super().__tree_flatten__()  # type: ignore[misc]
+        names = self.parameter_names
+        return {names.get(k, k) if isinstance(k, str) else k: v for k, v in children.items()}, meta
+
+    def __tree_setattr__(self, key: Any, value: Any) -> None:
+        super().__tree_setattr__(self._attribute(key), value)  # type: ignore[misc]
+'''
+
 
 @dataclass
 class Migrated:
@@ -54,6 +85,8 @@ def migrate_graph(plan: Plan) -> Migrated:
         result.files[shown] = work.text
         result.before[shown] = source.text
         result.changes += work.changes
+    if "named_parameters" in plan.extras:
+        result.files["named_parameters.py"] = NAMED_PARAMETERS
     plumbing = make_pipeline(plan)
     result.files |= plumbing.files
     result.changes += plumbing.changes

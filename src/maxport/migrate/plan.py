@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from maxport.errors import MaxportError
+from maxport.migrate.classify import bases_of
 from maxport.migrate.closure import Closure, close, uses
 from maxport.migrate.kinds import Kinds
 from maxport.migrate.sources import ARCHITECTURES, Definition, ModuleSource
@@ -28,6 +29,7 @@ class Plan:
         places: V2 module -> path parts inside the V3 package.
         graph: modules with graph code, own and carried; other own files are settings.
         dropped: own modules left out, with the reason.
+        extras: helper modules the rewritten code asks for.
     """
 
     target: Target
@@ -37,6 +39,7 @@ class Plan:
     places: dict[str, tuple[str, ...]] = field(default_factory=dict)
     graph: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
+    extras: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -117,13 +120,48 @@ def find_root(kinds: Kinds, target: Target) -> Definition:
     if not candidates:
         for module in _donor_modules(kinds, target):
             candidates += _candidates(kinds, [module])
+    built = _built_by_pipelines(kinds, target)
+    if not candidates:  # graphs made by `with Graph(...)` in the pipeline model
+        layers = sorted((d for d in built if kinds.of(d) == "layer"), key=lambda d: d.dotted)
+        candidates = [((0, 0, i), definition) for i, definition in enumerate(layers)]
     if not candidates:
         raise MaxportError(
             "no V2 model graph found here",
             where=str(target.path),
             fix="give the folder that holds the V2 model, or run `maxport classify` on it first",
         )
-    return min(candidates, key=lambda item: item[0])[1]
+    chosen = [item for item in candidates if item[1] in built] or candidates
+    return min(chosen, key=lambda item: item[0])[1]
+
+
+def _built_by_pipelines(kinds: Kinds, target: Target) -> set[Definition]:
+    """Classes that the target's pipeline models, or what they derive from, construct."""
+    queue = []
+    for path in target.files:
+        source = kinds.sources.module(target.module_name(path))
+        for name in source.classes if source else ():
+            definition = Definition(target.module_name(path), name)
+            if kinds.walk.lane_of(definition)[2] == "pipeline":
+                queue.append(definition)
+    built: set[Definition] = set()
+    seen: set[Definition] = set()
+    while queue:
+        at = queue.pop()
+        source = kinds.sources.module(at.module)
+        node = source.classes.get(at.name) if source else None
+        if (
+            at in seen
+            or source is None
+            or node is None
+            or at.module.startswith("max.pipelines.lib")
+        ):
+            continue
+        seen.add(at)
+        queue += bases_of(kinds.sources, source, node)
+        for item in ast.walk(node):
+            if isinstance(item, ast.Call) and isinstance(item.func, ast.Name):
+                built.add(kinds.sources.resolve(source.name, item.func.id))
+    return built
 
 
 def _candidates(kinds: Kinds, modules: list[str]) -> list[tuple[tuple[int, int, int], Definition]]:

@@ -37,6 +37,7 @@ class Weights(Codemod):
         """Start collecting ties."""
         self.classes.append(node)
         self.ties = []
+        self.names: dict[str, str] = {}
 
     def visit_Assign(self, node: cst.Assign) -> None:
         """Remember the attribute a Weight is stored under."""
@@ -81,6 +82,9 @@ class Weights(Codemod):
             literal = None
         if literal == self.attribute and tail == text:
             return "safe", "Weight becomes a Tensor parameter of the same name"
+        if isinstance(literal, str) and self.attribute.isidentifier() and tail == text:
+            self.names[self.attribute] = literal
+            return "safe", f"Weight becomes a Tensor parameter that keeps its name {literal}"
         if literal == self.attribute:
             return "review", "Weight becomes a Tensor parameter; a name= given here is not used"
         return (
@@ -104,6 +108,24 @@ class Weights(Codemod):
             self.note(original_node, "review", "GGUF encodings have no V3 counterpart: None")
             return cst.Name("None")
         return updated_node
+
+    def _renamed(self, node: cst.ClassDef) -> cst.ClassDef:
+        """Declare parameter names that differ from their attributes', as V2's `Weight` could."""
+        names, self.names = self.names, {}
+        if not names or self.classes:
+            return node
+        depth = len(self.work.plan.places.get(self.work.module, ("",)))
+        self.work.need("." * depth + "named_parameters", "NamedParameters")
+        self.work.need("typing", "ClassVar")
+        self.work.plan.extras.add("named_parameters")
+        pairs = "".join(f'    "{a}": "{n}",\n' for a, n in names.items())
+        made = parse_statements(f"parameter_names: ClassVar[dict[str, str]] = {{\n{pairs}}}\n")
+        body = list(node.body.body)
+        first = 1 if m.matches(body[0], m.SimpleStatementLine([m.Expr(m.SimpleString())])) else 0
+        body[first:first] = made
+        comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+        bases = [cst.Arg(cst.Name("NamedParameters"), comma=comma), *node.bases]
+        return node.with_changes(body=node.body.with_changes(body=body), bases=bases)
 
     # --- shared weights ----------------------------------------------------------------------
 
@@ -166,6 +188,7 @@ class Weights(Codemod):
     ) -> cst.ClassDef:
         """Add `tie_weights` and call it first in `forward`."""
         self.classes.pop()
+        updated_node = self._renamed(updated_node)
         ties, self.ties = self.ties, []
         body = list(updated_node.body.body)
         at = next((i for i, n in enumerate(body) if _is_forward(n)), None)
