@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="model types; default: all that have no row yet")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--prints", action="store_true", help="refresh plan/donor_prints.json")
+    parser.add_argument("--rerank", action="store_true", help="use fingerprints kept before")
     options = parser.parse_args()
     if options.prints:
         refresh_prints(options.jobs)
@@ -50,7 +51,7 @@ def main() -> None:
     rows = {row["name"]: row for row in _stored()}
     wanted = options.models or [m for m in model_types() if m not in rows]
     with _pool(options.jobs) as pool:
-        for row in pool.map(run_row, wanted):
+        for row in pool.map(run_row, wanted, [options.rerank] * len(wanted)):
             rows[row["name"]] = row
             write(list(rows.values()))
             print(f"{row['name']:24} {row['verdict']:13} {row.get('first', '')} {row['why'][:90]}")
@@ -69,13 +70,14 @@ def _pool(jobs: int) -> concurrent.futures.Executor:
 
 def refresh_prints(jobs: int) -> None:
     """Measure every donor's fingerprint and write the table that ships with maxport."""
-    from maxport.plan.donors import SHIPPED, donors, versions
+    from maxport.plan.donors import SHIPPED, donors, keep, versions
 
     types = sorted({donor.model_type for donor in donors()})
     prints = {}
     with _pool(jobs) as pool:
         for name, row in zip(types, pool.map(_measured, types), strict=True):
             prints[name] = row
+            keep(name, row)
             print(f"{name:24} {row.get('error', 'ok')[:120]}", flush=True)
     body = {"versions": versions(), "prints": prints}
     temp = SHIPPED.with_suffix(".tmp")
@@ -102,15 +104,16 @@ def _quiet() -> None:
     torch.set_num_threads(1)
 
 
-def run_row(model_type: str) -> dict[str, Any]:
+def run_row(model_type: str, rerank: bool = False) -> dict[str, Any]:
     """Rank all donors for one model, with its own class and without it."""
     from maxport.checkpoint.known import causal_lm_classes
-    from maxport.plan.donors import rank
+    from maxport.plan.donors import cached, keep, rank
     from maxport.plan.fingerprint import from_json
 
     begin = time.monotonic()
     row: dict[str, Any] = {"name": model_type, "class": causal_lm_classes()[model_type]}
-    found = _measured(model_type)
+    found = (cached(model_type) if rerank else None) or _measured(model_type)
+    keep(model_type, found)
     seconds = {"fingerprint": round(time.monotonic() - begin, 2)}
     if "error" in found:
         return {**row, "verdict": "refused", "seconds": seconds, "why": found["error"]}

@@ -108,7 +108,7 @@ def test_distribution_follows_bytes_and_memory(weights: Path) -> None:
     opened = open_checkpoint(str(weights))
     one = distribution(opened, Devices("gpu", 1, 8 * GIB, "GPU"))
     assert (one.shape, one.degree) == ("one device", 1)
-    tight = Devices("gpu", 2, 60 * 2**20, "GPU")
+    tight = Devices("gpu", 2, 2 * 2**20, "GPU")
     several = distribution(opened, tight)
     assert several.degree == 4 and "this machine has 2" in several.why
     unknown = distribution(opened, Devices("gpu", 1, None, "GPU"))

@@ -48,6 +48,10 @@ _ATTR_COST = {
     "of": 1.0,
 }
 _OTHER_NORM = 0.7
+#: Leaving out what a donor has costs this share of writing it.
+_REMOVAL = 0.4
+#: What an attention or an operation is without the feature; going there is a removal.
+_NEUTRAL = (None, "causal", "head_dim**-0.5")
 
 
 @dataclass(frozen=True)
@@ -145,13 +149,13 @@ def _script(
     rows, columns = len(old) + 1, len(new) + 1
     best = [[0.0] * columns for _ in range(rows)]
     for i in range(1, rows):
-        best[i][0] = best[i - 1][0] + _cost(old[i - 1])
+        best[i][0] = best[i - 1][0] + _change_cost(old[i - 1], None)
     for j in range(1, columns):
         best[0][j] = best[0][j - 1] + _cost(new[j - 1])
     for i in range(1, rows):
         for j in range(1, columns):
             best[i][j] = min(
-                best[i - 1][j] + _cost(old[i - 1]),
+                best[i - 1][j] + _change_cost(old[i - 1], None),
                 best[i][j - 1] + _cost(new[j - 1]),
                 best[i - 1][j - 1] + _change_cost(old[i - 1], new[j - 1]),
             )
@@ -170,7 +174,7 @@ def _walk_back(
                 pairs.append((old[i - 1], new[j - 1]))
                 i, j = i - 1, j - 1
                 continue
-        if i and abs(best[i][j] - best[i - 1][j] - _cost(old[i - 1])) < 1e-9:
+        if i and abs(best[i][j] - best[i - 1][j] - _change_cost(old[i - 1], None)) < 1e-9:
             pairs.append((old[i - 1], None))
             i -= 1
         else:
@@ -184,18 +188,24 @@ def _cost(token: Token) -> float:
 
 
 def _change_cost(old: Token | None, new: Token | None) -> float:
+    """Cost of making `new` out of `old`; removing is cheaper than writing."""
     if old is None or new is None:
-        token = old or new
-        return _cost(token) if token else 0.0
+        return _cost(new) if new else _REMOVAL * _cost(old) if old else 0.0
     if old == new:
         return 0.0
     if old.op == new.op:
         a, b = dict(old.attrs), dict(new.attrs)
-        changed = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-        return sum(_ATTR_COST.get(name, 0.5) for name in changed)
+        return sum(
+            _attr_cost(name, b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)
+        )
     if old.op in NORMS and new.op in NORMS:
         return _OTHER_NORM
-    return _cost(old) + _cost(new)
+    return _REMOVAL * _cost(old) + _cost(new)
+
+
+def _attr_cost(name: str, new: object) -> float:
+    cost = _ATTR_COST.get(name, 0.5)
+    return _REMOVAL * cost if new in _NEUTRAL else cost
 
 
 def _delta(slot: str, old: Token | None, new: Token | None, kinds: tuple[str, ...]) -> Delta:

@@ -94,12 +94,12 @@ def donor_print(
     """
     row = _shipped().get(model_type)
     if row is None:
-        row = _cached(model_type)
+        row = cached(model_type)
     if row is None:
         if progress:
             progress(model_type)
         row = measure(model_type)
-        write_whole(_cache_file(model_type), json.dumps(row))
+        keep(model_type, row)
     return from_json(row) if "kinds" in row else None
 
 
@@ -117,7 +117,11 @@ def measure(model_type: str) -> dict[str, Any]:
 
 def versions() -> dict[str, Any]:
     """What stored fingerprints depend on."""
-    return {"schema": SCHEMA, "transformers": version("transformers")}
+    return {
+        "schema": SCHEMA,
+        "transformers": version("transformers"),
+        "maxport": version("maxport"),
+    }
 
 
 @cache
@@ -132,11 +136,16 @@ def _shipped() -> dict[str, Any]:
 
 def _cache_file(model_type: str) -> Path:
     found = versions()
-    folder = f"prints-{found['schema']}-{found['transformers']}"
-    return cache_root() / folder / f"{model_type}.json"
+    return cache_root() / "prints" / "-".join(map(str, found.values())) / f"{model_type}.json"
 
 
-def _cached(model_type: str) -> dict[str, Any] | None:
+def keep(model_type: str, row: dict[str, Any]) -> None:
+    """Store a measured fingerprint in the user's cache."""
+    write_whole(_cache_file(model_type), json.dumps(row))
+
+
+def cached(model_type: str) -> dict[str, Any] | None:
+    """A fingerprint from the user's cache, None if it has none of these versions."""
     try:
         row: dict[str, Any] = json.loads(_cache_file(model_type).read_text("utf-8"))
     except (OSError, ValueError):

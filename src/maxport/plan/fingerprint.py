@@ -23,6 +23,7 @@ SCHEMA = 1
 _INDEX = re.compile(r"^(.*?)\.?(\d+)(?=\.|$)")
 
 Slots = dict[str, tuple[Token, ...]]
+_MEASURED: dict[str, Fingerprint] = {}
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,15 @@ def fingerprint(config: PreTrainedConfig) -> Fingerprint:
     from maxport.trace.study import trace_twin
     from maxport.twin import decoder_config, twin_config
 
+    source = getattr(config, "_name_or_path", "")
+    key = f"{type(config).__qualname__} {source} {config.to_json_string()}"
+    if key in _MEASURED:
+        return _MEASURED[key]
     graph, values, model = trace_twin(twin_config(decoder_config(config)))
     recognise(graph, values)
     names = sorted({re.sub(r"\d+", "*", n) for n, _ in model.named_parameters()})
-    return read_graph(graph, type(model).__name__, names)
+    _MEASURED[key] = read_graph(graph, type(model).__name__, names)
+    return _MEASURED[key]
 
 
 def read_graph(graph: Graph, model: str, weights: Iterable[str]) -> Fingerprint:
