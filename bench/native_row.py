@@ -194,9 +194,21 @@ def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) 
     written = json.loads(path.read_text("utf-8"))
     published = {**PUBLISHED_KEYS, **PUBLISHED_ROUTING.get(cls.config_class.model_type, {})}
     added = {key: value for key, value in published.items() if key not in written}
+    added |= {key: value for key, value in derived_keys(written).items() if key not in written}
     written["architectures"] = [name]
     path.write_text(json.dumps({**written, **added}, indent=2), "utf-8")
     return folder
+
+
+def derived_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of published configs that follow from others."""
+    keys: dict[str, Any] = {}
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        keys["rope_theta"] = rope["rope_theta"]
+    if "hidden_size" in config and "num_attention_heads" in config:
+        keys["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    return keys
 
 
 def save(cls: Any, config: Any, folder: Path, dtype: Any) -> Path:
