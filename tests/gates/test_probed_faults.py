@@ -42,6 +42,8 @@ class Case:
     more: dict[str, tuple[int, ...]] = field(default_factory=dict)
     modes: str = ""  # build for these; empty: do not build
     warning: bool = False
+    lacks: tuple[str, ...] | None = None  # check the names of the checkpoint without these
+    has: tuple[str, ...] = ()  # and with these
 
 
 ARCH_IMPORT = "from .model import HeliumPipelineModel\n"
@@ -257,6 +259,23 @@ CASES = (
         modes="last",
         warning=True,
     ),
+    Case("correct_names", modes="last", lacks=()),
+    Case("correct_names_tied", modes="last", lacks=("lm_head.weight",)),
+    Case(
+        "name_missing",
+        "weights",
+        "the checkpoint has no tensors for model.layers.{i}.mlp.down_proj.weight",
+        lacks=("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight"),
+        modes="last",
+    ),
+    Case(
+        "name_unknown",
+        "weights",
+        "the adapter refuses the checkpoint's names: ValueError: checkpoint tensor 'model.extra'",
+        lacks=(),
+        has=("model.extra",),
+        modes="last",
+    ),
     Case(
         "left_over_range",
         "build",
@@ -300,6 +319,11 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
         run = [str(ports[case.name]), config["architectures"][0], str(root / f"{case.name}.jsonl")]
         if case.modes:
             run += ["--model", str(models[case.name]), "--modes", case.modes]
+        if case.lacks is not None:
+            listed = [[n, list(a.shape)] for n, a in arrays.items() if n not in case.lacks]
+            listed += [[name, [64]] for name in case.has]
+            (root / f"{case.name}.headers").write_text(json.dumps(listed))
+            run += ["--headers", str(root / f"{case.name}.headers")]
         runs.append(run)
     (root / "runs.json").write_text(json.dumps(runs))
     command = [sys.executable, "-c", RUNNER, str(root / "runs.json")]

@@ -1,0 +1,156 @@
+"""Serve a port for real, compare it with Hugging Face, and plant faults that compare must name.
+
+Three runs of `max serve`: the port as it is; a checkpoint whose tokenizer has two tokens swapped; a
+port whose epsilon is a million times too large. Each compiles what is not in MAX's cache yet.
+
+Example: python bench/serving.py ./SmolLM2-135M-Instruct ports/llama_port
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from maxport.emit.portdoc import table
+from maxport.errors import MaxportError
+from maxport.serving.client import Server
+from maxport.serving.launch import running, serve_command
+from maxport.verify.reference import versions
+
+RESULTS = Path(__file__).parent / "results"
+PROMPTS = ("The capital of France is", "Once upon a time, in a small village by the sea,")
+
+
+def swapped_tokens(model: Path, folder: Path, prompt: str) -> Path:
+    """A copy of a checkpoint whose tokenizer gives two of the prompt's tokens each other's id."""
+    from transformers import AutoTokenizer
+
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    first, second = list(dict.fromkeys(tokenizer(prompt)["input_ids"]))[:2]
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text("utf-8"))
+    vocabulary = content["model"]["vocab"]
+    names = {index: word for word, index in vocabulary.items()}
+    vocabulary[names[first]], vocabulary[names[second]] = second, first
+    path.unlink()
+    path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+    return folder
+
+
+def wrong_epsilon(port: Path, folder: Path) -> Path:
+    """A copy of a port whose norms add an epsilon a million times too large."""
+    shutil.copytree(port, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "model_config.py"
+    text, count = re.subn(r"(\w*eps\w*=hf\.[\w.]+),", r"\1 * 1e6,", path.read_text("utf-8"))
+    if not count:
+        raise MaxportError("the port's configuration has no epsilon to change", where=str(path))
+    path.write_text(text, "utf-8")
+    return folder
+
+
+def run(
+    name: str, model: Path, port: Path, reference: Path, options: dict[str, Any]
+) -> dict[str, Any]:
+    """One row: serve `model` with `port`, compare with `reference`'s checkpoint."""
+    begun = time.monotonic()
+    server = Server(f"http://localhost:{options['port']}")
+    command = serve_command(str(model), port, options["port"], options["extra"])
+    compare = [sys.executable, "-m", "maxport", "compare", str(reference), "--json"]
+    compare += ["--port", str(options["port"]), "--port-dir", str(port)]
+    compare += ["--max-tokens", str(options["tokens"])]
+    for prompt in options["prompts"]:
+        compare += ["--prompt", prompt]
+    with running(command, server, timeout_s=options["timeout"]):
+        ready = time.monotonic()
+        done = subprocess.run(compare, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise MaxportError(f"compare failed: {done.stdout}{done.stderr}")
+    report = json.loads(done.stdout)
+    gaps = {check["name"]: check for check in report["checks"]}["log probabilities"]
+    seconds = {"until healthy": ready - begun, "compare": time.monotonic() - ready}
+    return {
+        "name": name,
+        "verdict": report["verdict"],
+        "faults": report["faults"],
+        "max_diff": gaps["max_diff"],
+        "tolerance": gaps["tolerance"],
+        "engine": "compile-cpu",
+        "seconds": {key: round(value, 1) for key, value in seconds.items()},
+        "why": "; ".join(c["detail"] for c in report["checks"] if c["verdict"] == "differs"),
+    }
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path, exists=True))
+@click.argument("port_dir", type=click.Path(path_type=Path, exists=True))
+@click.option("--port", default=8125, show_default=True)
+@click.option("--tokens", default=64, show_default=True)
+@click.option("--timeout", default=1800.0, show_default=True)
+@click.option("--prompt", "prompts", multiple=True)
+@click.option("--row", "rows", multiple=True, help="Only these: right, tokenizer, graph.")
+@click.argument("extra", nargs=-1)
+def main(
+    model: Path,
+    port_dir: Path,
+    port: int,
+    tokens: int,
+    timeout: float,
+    prompts: tuple[str, ...],
+    rows: tuple[str, ...],
+    extra: tuple[str, ...],
+) -> None:
+    """Run the rows and write bench/results/serving.json and .md; exit 1 if a fault is not named."""
+    options = {"port": port, "tokens": tokens, "timeout": timeout, "extra": extra}
+    options["prompts"] = prompts or PROMPTS
+    expected = {"right": [], "tokenizer": ["tokenizer"], "graph": ["graph"]}
+    results = []
+    with tempfile.TemporaryDirectory() as temp:
+        for name in rows or tuple(expected):
+            served, used = model, port_dir
+            if name == "tokenizer":
+                served = swapped_tokens(model, Path(temp) / "model", options["prompts"][0])
+            if name == "graph":
+                used = wrong_epsilon(port_dir, Path(temp) / port_dir.name)
+            row = run(name, served, used, model, options)
+            named = set(expected[name]) <= set(row["faults"]) and bool(expected[name]) == bool(
+                row["faults"]
+            )
+            results.append({**row, "named": named})
+            click.echo(f"{name}: {row['verdict']} {row['faults']} {row['seconds']}")
+    write(results, model, port_dir)
+    sys.exit(0 if all(row["named"] for row in results) else 1)
+
+
+def write(rows: list[dict[str, Any]], model: Path, port: Path) -> None:
+    """The result files."""
+    RESULTS.mkdir(exist_ok=True)
+    body = {
+        "bench": "serving",
+        "made": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "machine": "CPU",
+        "model": model.name,
+        "port": port.name,
+        "rows": rows,
+    }
+    (RESULTS / "serving.json").write_text(json.dumps(body, indent=2) + "\n")
+    columns = ["name", "verdict", "faults", "max_diff", "tolerance", "why"]
+    title = f"# Serving {model.name} with {port.name}\n\n"
+    (RESULTS / "serving.md").write_text(title + table(columns, rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
