@@ -253,6 +253,8 @@ def group_classes(root: Instance, fields: Sequence[FieldSource]) -> ClassMap:
     classes: dict[str, PortClass] = {}
     for instance in instances:
         key = signature(instance, names, literals=False)
+        if instance.path not in kinds and instance.leaf is None:
+            key += f" {literals_of(instance)}"
         entry = classes.setdefault(key, PortClass("", instance.hf_class, []))
         entry.instances.append(instance)
         by_path[instance.path] = entry

@@ -68,6 +68,8 @@ class Lifter:
         self.fields = list(fields)
         numbers = [f for f in fields if all(_is_number(v) for v in f.values)]
         self.varying = [self._atom(f) for f in numbers if len(set(f.values)) > 1]
+        if len({f.name for f in numbers}) != len(numbers):
+            raise MaxportError("two configuration keys have one name", fix="report the model")
         self.ints = [e for e in self.varying if all(isinstance(v, int) for v in e.values)]
         self.found: dict[tuple[Number, ...], Expr] = {}
 
@@ -84,7 +86,7 @@ class Lifter:
         if all(_close(v, values[0], 1e-12) for v in values):
             return values[0]
         if values not in self.found:
-            expr = self._search(values)
+            expr = self._known(values) or self._search(values)
             if expr is None:
                 raise MaxportError(
                     f"the number {values[0]} (in other sizes {', '.join(map(str, values[1:]))}) "
@@ -95,13 +97,20 @@ class Lifter:
             self.found[values] = expr
         return self.found[values]
 
+    def _known(self, values: tuple[Number, ...]) -> Expr | None:
+        """An expression found for a literal that is known at more sizes than this one."""
+        for longer, expr in self.found.items():
+            if len(longer) > len(values) and longer[: len(values)] == values:
+                return expr
+        return None
+
     def _search(self, values: tuple[Number, ...]) -> Expr | None:
         whole = all(isinstance(v, int) for v in values)
         candidates = self._int_candidates() if whole else self._float_candidates()
         best: Expr | None = None
         for tolerance in (EXACT,) if whole else (EXACT, ROUNDED):
             for expr in candidates():
-                if all(_close(a, b, tolerance) for a, b in zip(expr.values, values, strict=True)):
+                if all(_close(a, b, tolerance) for a, b in zip(expr.values, values, strict=False)):
                     best = expr
                     break
             if best is not None:
@@ -126,10 +135,11 @@ class Lifter:
         def generate() -> Iterator[Expr]:
             ints = self.ints
             yield from ints
+            yield from self._parts()
             yield from self._scaled(ints)
             yield from self._pairs(ints)
-            yield from self._parts()
             yield from self._triples(ints)
+            yield from self._shifted(ints)
 
         return generate
 
@@ -142,9 +152,14 @@ class Lifter:
                 yield from _some(
                     self._combine(f"{k} * {a} // {m}", [a], lambda x, k=k, m=m: k * x // m)
                 )
+
+    def _shifted(self, ints: Sequence[Expr]) -> Iterator[Expr]:
+        for a in ints:
             for k in (1, 2):
                 yield from _some(self._combine(f"{a} + {k}", [a], lambda x, k=k: x + k))
                 yield from _some(self._combine(f"{a} - {k}", [a], lambda x, k=k: x - k))
+                text = f"{a} // 2 - {k}"
+                yield from _some(self._combine(text, [a], lambda x, k=k: x // 2 - k))
 
     def _pairs(self, ints: Sequence[Expr]) -> Iterator[Expr]:
         for a, b in itertools.permutations(ints, 2):
@@ -152,10 +167,13 @@ class Lifter:
                 yield from _some(self._combine(f"{a} * {b}", [a, b], lambda x, y: x * y))
                 yield from _some(self._combine(f"{a} + {b}", [a, b], lambda x, y: x + y))
             yield from _some(self._combine(f"{a} // {b}", [a, b], _exact_quotient))
+            for k in (1, 2):
+                text = f"({a} + {k}) * {b}"
+                yield from _some(self._combine(text, [a, b], lambda x, y, k=k: (x + k) * y))
             yield from _some(self._combine(f"{a} - {b}", [a, b], lambda x, y: x - y))
 
     def _parts(self) -> Iterator[Expr]:
-        floats = [e for e in self.varying if any(isinstance(v, float) for v in e.values)]
+        floats = [e for e in self.varying if all(0 < v < 1 for v in e.values)]
         for a, b in itertools.product(self.ints, floats):
             yield from _some(
                 self._combine(f"int({a} * {b})", [a, b], lambda x, y: int(x * y), atom=True)

@@ -45,6 +45,7 @@ class GraphFile:
         parameters: Its parameters as patterns, with the name in transformers.
         transposed: Parameters that the checkpoint stores transposed, as patterns.
         head: The head's parameter where it can be tied, and the embedding's.
+        renamed: A parameter whose name in the checkpoint differs, and its name there first.
         attends: Number of attention layers.
         class_name: The graph's class.
         kv_heads: Key heads as an expression or number.
@@ -61,6 +62,7 @@ class GraphFile:
     class_name: str
     kv_heads: Any = 0
     head_dim: Any = 0
+    renamed: tuple[str, str] | None = None
     buffers: list[str] = field(default_factory=list)
 
 
@@ -333,19 +335,15 @@ class _Emitter:
         return [first, f"self.{path} = ModuleList({inner} for {variables})"]
 
     def _own_params(self, instance: Instance) -> list[str]:
-        lines: list[str] = []
-        seen: set[str] = set()
-        for item in instance.items:
-            if not isinstance(item, Node):
-                continue
-            for param in params_of(item):
-                name = param.fqn[len(instance.path) + 1 :] if instance.path else param.fqn
-                if name in seen or "." in name:
-                    continue
-                seen.add(name)
-                shape = ", ".join(self.size(s) for s in param.shape)
-                lines.append(f"self.{name} = Tensor.zeros([{shape}])")
-        return lines
+        """Weights that lie in the module itself, wherever they are used."""
+        lines: dict[str, None] = {}
+        for node in self.root.nodes():
+            for param in params_of(node):
+                owner, _, name = param.fqn.rpartition(".")
+                if owner == instance.path:
+                    shape = ", ".join(self.size(s) for s in param.shape)
+                    lines.setdefault(f"self.{name} = Tensor.zeros([{shape}])")
+        return list(lines)
 
     def describe(self, instance: Instance) -> str:
         """One clause that says what a module computes, read off its operations."""
@@ -427,9 +425,11 @@ def render_graph(
         )
     kv_heads, head_dim = next(iter(shapes.values()))
     parameters, transposed, buffers = _parameters(root)
+    if top.bias is not None:
+        parameters = [top.bias[1] if p == top.bias[0] else p for p in parameters]
     return GraphFile(
         source, emitter.helpers, list(emitter.fields), parameters, transposed, top.head, top.tied,
-        classes.of(root).name, kv_heads, head_dim, buffers,
+        classes.of(root).name, kv_heads, head_dim, top.bias, buffers,
     )  # fmt: skip
 
 

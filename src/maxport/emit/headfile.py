@@ -21,6 +21,7 @@ class TopClass:
     source: str
     head: tuple[str, str] | None
     tied: bool
+    bias: tuple[str, str] | None = None
 
 
 def _split(root: Instance) -> tuple[list[Item], list[Item], Ref]:
@@ -96,7 +97,9 @@ def render_root(emitter: _Emitter, root: Instance, *, tie_field: bool) -> TopCla
     lines = emitter._children(_only(entry, trunk), trunk_body)
     head_lines, head_body = _print_head(emitter, entry, head, hidden, found, embed_weight, can_tie)
     lines += head_lines
-    lines += emitter._own_params(root)
+    lines += [
+        line for line in emitter._own_params(root) if found is None or not can_tie or "bias" not in line
+    ]
     for body in (trunk_body, head_body):
         emitter._collect(body)
         lines += [f"self.{a.name} = {a.init}" for a in body.attributes.values() if a.name != "kv_params"]
@@ -117,7 +120,10 @@ def render_root(emitter: _Emitter, root: Instance, *, tie_field: bool) -> TopCla
     pair = None
     if found is not None and can_tie:
         pair = (f"{found[1]}.weight", embed_weight)
-    return TopClass(source, pair, tied)
+    bias = None
+    if found is not None and can_tie and found[0].attrs["bias"] is not None:
+        bias = (found[0].attrs["bias"].fqn, f"{found[1].replace('.', '_')}_bias")
+    return TopClass(source, pair, tied, bias)
 
 
 def _uses(items: list[Item], name: str) -> bool:
@@ -163,7 +169,11 @@ def _print_head(
         f"self.{module} = (None if config.tie_word_embeddings else "
         f"Linear(in_dim={emitter.size(shape[1])}, out_dim={emitter.size(shape[0])}, bias=False))"
     ]
-    printer.values[Ref(node.name)] = _text("x @ head.T", False)
+    bias = node.attrs["bias"]
+    plus = "" if bias is None else f" + self.{module}_bias"
+    if bias is not None:
+        lines.append(f"self.{module}_bias = Tensor.zeros([{emitter.size(bias.shape[0])}])")
+    printer.values[Ref(node.name)] = _text(f"x @ head.T{plus}", False)
     before, after = _around(head, node)
     body = printer.body
     if before:
@@ -175,7 +185,7 @@ def _print_head(
         body.attributes.update(first.attributes)
         body.helpers |= first.helpers
         body.imports |= first.imports
-        printer.values[Ref(node.name)] = _text(f"{_operand(first.result)} @ head.T", False)
+        printer.values[Ref(node.name)] = _text(f"{_operand(first.result)} @ head.T{plus}", False)
     body.lines.append(
         f"head = self.{path} if self.{module} is None else self.{module}.weight"
     )

@@ -151,8 +151,8 @@ def attend_scores(
     kv_heads, page = kv_params.n_kv_heads, kv_params.page_size
     groups = int(heads) // kv_heads
     request, positions = request_and_positions(row_offsets, kv, total)
-    pages = F.cast(as_tensor(kv.lookup_table), DType.int32)
-    blocks = F.buffer_load(as_tensor(kv.kv_blocks))
+    pages = F.cast(as_tensor(kv.lookup_table), DType.int64)
+    blocks = Tensor.from_graph_value(ops.buffer_load(kv.kv_blocks))
 
     def cached(which: int) -> Tensor:
         """(total, cached tokens, kv_heads, head_dim) of each token's own request."""
@@ -192,6 +192,7 @@ def attend_scores(
             _KV,
             _NP,
             "from collections.abc import Sequence",
+            "from max.graph import ops",
         ),
         ("store", "request_and_positions", "as_tensor"),
     ),
@@ -361,10 +362,13 @@ def yarn_frequencies(
     ),
     "proportional_frequencies": Helper(
         '''
-def proportional_frequencies(width: int, rope_theta: float, rotated: int) -> np.ndarray:
-    """Rotary frequencies of the first `rotated` columns' pairs; the others do not turn."""
-    base = 1.0 / rope_theta ** (np.arange(0, rotated, 2) / width)
-    return np.concatenate([base, np.zeros(width // 2 - len(base))])
+def proportional_frequencies(
+    width: int, rope_theta: float, partial_rotary_factor: float, factor: float = 1.0
+) -> np.ndarray:
+    """Rotary frequencies of which only the first share of the pairs turn; the others are 0."""
+    turning = int(partial_rotary_factor * width // 2)
+    base = 1.0 / rope_theta ** (np.arange(0, 2 * turning, 2) / width)
+    return np.concatenate([base, np.zeros(width // 2 - turning)]) / factor
 ''',
         (_NP,),
     ),
@@ -388,27 +392,19 @@ def alibi_slopes(heads: int, bias_max: float) -> list[float]:
     ),
     "sinusoids": Helper(
         '''
-def sinusoids(
-    positions: Tensor, width: int, like: Tensor, *, steps: int, interleaved: bool = False
-) -> Tensor:
-    """Sines and cosines of positions (total,), as position embeddings (total, width).
+def sinusoids(positions: Tensor, width: int, *, steps: int, dtype: DType) -> Tensor:
+    """Sines, then cosines of positions (total,), as position embeddings (total, width).
 
     Args:
         positions: Position of every token.
-        width: Columns of the result; the first half are sines.
-        like: A tensor with the result's dtype.
+        width: Columns of the result.
         steps: The frequencies are 10000 ** (-i / steps).
-        interleaved: Whether sine and cosine alternate instead.
+        dtype: Dtype of the result.
     """
     frequency = 10000.0 ** (-np.arange(width // 2) / steps)
     step = F.constant(frequency.astype(np.float32), DType.float32, device=positions.device)
     angle = F.unsqueeze(F.cast(positions, DType.float32), 1) * step
-    if interleaved:
-        table = F.stack([F.sin(angle), F.cos(angle)], axis=-1)
-        table = F.reshape(table, (positions.shape[0], width))
-    else:
-        table = F.concat([F.sin(angle), F.cos(angle)], axis=-1)
-    return F.cast(table, like.dtype)
+    return F.cast(F.concat([F.sin(angle), F.cos(angle)], axis=-1), dtype)
 ''',
         (_F, _TENSOR, _DTYPE, _NP),
     ),

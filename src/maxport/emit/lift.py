@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from maxport.emit.expr import Expr, FieldSource, Lifter
 from maxport.emit.tables import Rope, Sinusoid, Slopes, lift_rope, lift_slopes
 from maxport.errors import MaxportError
 from maxport.idioms.rotary import Rotation
-from maxport.ir import Const, Graph, Node, Param, Ref
+from maxport.ir import Const, Graph, Node, Param, Ref, walk_values
 
 __all__ = ["Expr", "Lifted", "lift"]
 
@@ -27,7 +27,7 @@ class Lifted:
 @dataclass
 class _Zip:
     lifter: Lifter
-    configs: Sequence[dict[str, Any]]
+    shapes: Mapping[str, tuple[int, ...]]
     where: str = ""
 
     def values(self, items: tuple[Any, ...]) -> Any:
@@ -55,7 +55,10 @@ class _Zip:
         if isinstance(first, Rotation):
             return lift_rope(self.lifter, items, self.where)
         if isinstance(first, Param | Const):
-            shape = tuple(self.values(v) for v in zip(*(i.shape for i in items), strict=True))
+            shapes = [i.shape for i in items]
+            if isinstance(first, Param) and len(self.shapes.get(first.fqn, ())) == len(first.shape):
+                shapes.append(self.shapes[first.fqn])
+            shape = tuple(self.values(v) for v in zip(*shapes, strict=True))
             return replace(first, shape=shape)
         return first
 
@@ -63,12 +66,18 @@ class _Zip:
         return lift_slopes(self.lifter, tuple(v["slopes"] for v in items), self.where)
 
 
-def lift(graphs: Sequence[Graph], fields: Sequence[FieldSource]) -> Lifted:
+def lift(
+    graphs: Sequence[Graph],
+    fields: Sequence[FieldSource],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Lifted:
     """Lay the twins' ragged graphs over each other.
 
     Args:
         graphs: One graph per twin, of the same structure.
-        fields: Every number of the configuration with its value in each twin, in the same order.
+        fields: Every number of the configuration with its value in each twin, in the same order;
+            there may be one more twin here than graphs.
+        shapes: Shapes of the weights in that further twin, which confirm their expressions.
 
     Raises:
         MaxportError: The structures differ, or a number cannot be tied to the configuration.
@@ -79,8 +88,10 @@ def lift(graphs: Sequence[Graph], fields: Sequence[FieldSource]) -> Lifted:
             f"the model's structure depends on its size: its twins have {sorted(lengths)} operations",
             fix="report the model",
         )
-    zipper = _Zip(Lifter(fields), [])
+    zipper = _Zip(Lifter(fields), shapes or {})
     nodes: list[Node] = []
+    for param in _params(graphs):
+        zipper.values(param)
     for group in zip(*(g.nodes for g in graphs), strict=True):
         first = group[0]
         zipper.where = f"{first.scope or 'the model itself'}, {first.line}"
@@ -100,6 +111,15 @@ def lift(graphs: Sequence[Graph], fields: Sequence[FieldSource]) -> Lifted:
         )
     graph = Graph(nodes, graphs[0].output, graphs[0].traced)
     return Lifted(graph, list(fields), zipper.lifter)
+
+
+def _params(graphs: Sequence[Graph]) -> list[tuple[Param, ...]]:
+    """Every weight in all graphs; their sizes are lifted first, since they are known best."""
+    columns = []
+    for graph in graphs:
+        leaves = [v for n in graph.nodes for v in walk_values([n.args, n.attrs])]
+        columns.append([v for v in leaves if isinstance(v, Param)])
+    return list(zip(*columns, strict=False))
 
 
 def is_expr(value: Any) -> bool:

@@ -419,9 +419,10 @@ def _layer_norm(p: Printer, node: Node) -> Text:
 
 def _sinusoids(p: Printer, node: Node) -> Text:
     p.body.helpers.add("sinusoids")
-    positions, like = p.value(node.args[0]), p.value(node.args[1])
+    positions = p.value(node.args[0])
     width, steps = p.literal(node, "width").text, p.literal(node, "steps").text
-    return Text(f"sinusoids({positions.text}, {width}, {like.text}, steps={steps})")
+    dtype = p.attribute("dtype", "config.dtype")
+    return Text(f"sinusoids({positions.text}, {width}, steps={steps}, dtype={dtype})")
 
 
 Printers = dict[str, Callable[[Any, Node], Text]]

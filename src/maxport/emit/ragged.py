@@ -201,6 +201,9 @@ class _Pass:
         table, ids = self.read(node.args[0])[0], self.read(node.args[1])[0]
         self.keep(node, [table, ids])
 
+    def _sinusoids(self, node: Node) -> None:
+        self.keep(node, [self.read(node.args[0])[0]], **node.attrs)
+
     def _attend(self, node: Node) -> None:
         args = []
         for arg in node.args:

@@ -104,10 +104,13 @@ def yarn_attention_factor(factor: float) -> float:
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def proportional_frequencies(width: int, theta: float, rotated: int) -> np.ndarray:
-    """Only the first `rotated` columns' pairs turn; the others' frequency is 0."""
-    base = 1.0 / theta ** (np.arange(0, rotated, 2) / width)
-    return np.concatenate([base, np.zeros(width // 2 - len(base))])
+def proportional_frequencies(
+    width: int, theta: float, partial: float, factor: float = 1.0
+) -> np.ndarray:
+    """Only the first share of the pairs turn (transformers `_compute_proportional_rope_parameters`)."""
+    turning = int(partial * width // 2)
+    base = 1.0 / theta ** (np.arange(0, 2 * turning, 2) / width)
+    return np.concatenate([base, np.zeros(width // 2 - turning)]) / factor
 
 
 Evaluate = Callable[..., np.ndarray]
@@ -196,7 +199,24 @@ def _formula(
                 continue
             if all(_agrees(formula, arguments, i, twin) for i, twin in enumerate(twins)):
                 return formula.kind, tuple(arguments.items())
-    return _implied_theta(lifter, twins)
+    return _proportional(lifter, twins) or _implied_theta(lifter, twins)
+
+
+def _proportional(
+    lifter: Lifter, twins: tuple[Rotation, ...]
+) -> tuple[str, tuple[tuple[str, Any], ...]] | None:
+    """Frequencies of which only the first pairs' are not zero."""
+    if all(0.0 not in t.freqs for t in twins):
+        return None
+    for group in _groups(lifter):
+        names = ("rope_theta", "partial_rotary_factor", *(("factor",) if "factor" in group else ()))
+        if any(n not in group for n in names):
+            continue
+        formula = _Formula("proportional", names, proportional_frequencies)
+        arguments = {n: group[n] for n in names}
+        if all(_agrees(formula, arguments, i, t) for i, t in enumerate(twins)):
+            return "proportional", tuple(arguments.items())
+    return None
 
 
 def _agrees(formula: _Formula, arguments: dict[str, Any], index: int, twin: Rotation) -> bool:
@@ -211,6 +231,10 @@ def _implied_theta(
     lifter: Lifter, twins: tuple[Rotation, ...]
 ) -> tuple[str, tuple[tuple[str, Any], ...]] | None:
     """A base that the configuration does not name in `rope_parameters`, such as GPT-J's 10000."""
+    for theta in (10000.0, 500000.0, 1000000.0):
+        formulas = [default_frequencies(t.width, theta) for t in twins]
+        if all(np.allclose(f, t.freqs, rtol=1e-4) for f, t in zip(formulas, twins, strict=True)):
+            return "default", (("rope_theta", theta),)
     thetas = []
     for twin in twins:
         if len(twin.freqs) < 2:

@@ -162,6 +162,8 @@ def _before_use(graph: Graph, user: Node, scope: str) -> tuple[int, Ref]:
     child = _next_scope(user, scope)
     first = user
     if child is not None:
+        stem, _, index = child.rpartition(".")
+        child = stem if index.isdigit() else child
         first = next(n for n in graph.nodes if _inside(n.scope, child))
     inputs = {n.name for n in graph.nodes if n.op == "input"}
     like = next(r for r in first.refs() if r.name not in inputs and r.name not in CONTEXT)
@@ -173,7 +175,15 @@ def settle_scopes(graph: Graph) -> None:
     owners = {_owner(p) for n in graph.nodes for p in params_of(n)}
     leaves = {n.scope for n in graph.nodes if n.op in LEAVES and _is_own_leaf(n, n.scope)}
 
+    heads = {
+        n.scope
+        for n in graph.nodes
+        if n.op == "linear" and _owner(n.attrs["weight"]) not in ("", n.scope)
+    }
+
     def keep(path: str) -> bool:
+        if path in heads:
+            return False
         if path == "" or path in leaves:
             return True
         return any(o == path or o.startswith(path + ".") for o in owners)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from maxport.idioms import activations, attention, dense, norms, rotary, wiring
+from maxport.idioms import activations, attention, dense, norms, positions, rotary, wiring
 from maxport.idioms.base import Finding, Recogniser, Values
 from maxport.ir import Graph
 
 #: In this order: what is recognised early bounds the search of what comes later.
-PASSES = (dense, norms, activations, attention, rotary, wiring)
+PASSES = (positions, dense, norms, activations, attention, rotary, wiring)
 
 __all__ = ["PASSES", "Finding", "Values", "coverage", "recognise"]
 

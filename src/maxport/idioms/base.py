@@ -41,6 +41,7 @@ class Candidate:
         attrs: Its parameters: weights (`Param`), numbers, flags.
         formula: The idiom in numpy: input arrays to the result.
         tolerance: Largest relative difference; wider where the model stores rounded tables.
+        low: Smallest integer of the proof's integer inputs.
     """
 
     final: str
@@ -49,6 +50,7 @@ class Candidate:
     attrs: dict[str, Any]
     formula: Callable[..., np.ndarray]
     tolerance: float = TOLERANCE
+    low: int = 0
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Recogniser:
     findings: list[Finding] = field(default_factory=list)
     seed: int = 0
 
-    def array(self, ref: Ref) -> np.ndarray:
+    def array(self, ref: Ref, low: int = 0) -> np.ndarray:
         """Random float64 data in the shape of a value (integers below 7 for integer values)."""
         node = self.graph.by_name()[ref.name]
         shape = node.shape[ref.part] if ref.part is not None else node.shape
@@ -80,13 +82,13 @@ class Recogniser:
         rng = np.random.default_rng(self.seed)
         concrete = self.concrete(shape)
         if "int" in node.dtype:
-            return rng.integers(0, 7, concrete)
+            return rng.integers(low, 7, concrete)
         return rng.standard_normal(concrete) * 1.5
 
     def accept(self, candidate: Candidate) -> bool:
         """Compare a candidate with the traced nodes and put it into the graph if they agree."""
         refs = [v for v in candidate.inputs if isinstance(v, Ref)]
-        arrays = {ref: self.array(ref) for ref in dict.fromkeys(refs)}
+        arrays = {ref: self.array(ref, candidate.low) for ref in dict.fromkeys(refs)}
         feeds = self._feeds(arrays)
         node = self.graph.by_name()[candidate.final]
         truth = np.asarray(self.values.run(candidate.final, feeds), dtype=np.float64)

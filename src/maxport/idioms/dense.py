@@ -9,13 +9,35 @@ import numpy as np
 from maxport.idioms.base import Candidate, Recogniser
 from maxport.ir import Node, Param, Ref
 
+_TURNS = {"numpy_T", "permute", "t", "transpose"}
+
 
 def match(recogniser: Recogniser) -> None:
     """Recognise every linear layer and embedding of the graph."""
     for node in list(recogniser.graph.nodes):
         candidate = _embedding(recogniser, node) or _linear(recogniser, node)
-        if candidate is not None:
-            recogniser.accept(candidate)
+        if candidate is not None and recogniser.accept(candidate) and candidate.op == "linear":
+            _take_bias(recogniser, node)
+
+
+def _take_bias(recogniser: Recogniser, node: Node) -> None:
+    """`x @ w.T + b` written as two operations."""
+    users = recogniser.graph.users()[node.name]
+    if node.attrs["bias"] is not None or len(users) != 1 or users[0].op != "add":
+        return
+    added = users[0]
+    biases = [a for a in added.args if isinstance(a, Param)]
+    weight: Param = node.attrs["weight"]
+    width = weight.shape[1 if node.attrs["transposed"] else 0]
+    if len(biases) != 1 or biases[0].shape != (width,) or added.attrs:
+        return
+    w, b = (recogniser.values.param(p.fqn) for p in (weight, biases[0]))
+    w = w if node.attrs["transposed"] else w.T
+    attrs = {**node.attrs, "bias": biases[0]}
+    source = node.args[0]
+    recogniser.accept(
+        Candidate(added.name, "linear", [source], attrs, lambda x: np.matmul(x, w) + b)
+    )
 
 
 def _embedding(recogniser: Recogniser, node: Node) -> Candidate | None:
@@ -26,9 +48,13 @@ def _embedding(recogniser: Recogniser, node: Node) -> Candidate | None:
     return Candidate(node.name, "embedding", [ids], {"weight": table}, lambda i: weight[i])
 
 
-def _parts(node: Node) -> tuple[Any, Any, Any, bool] | None:
-    """(x, weight, bias, transposed) of the three ways to write a linear layer."""
+def _parts(node: Node, nodes: dict[str, Node]) -> tuple[Any, Any, Any, bool] | None:
+    """(x, weight, bias, transposed) of the four ways to write a linear layer."""
     args = node.args
+    if node.op in ("matmul", "mm") and isinstance(args[1], Ref):
+        turned = nodes[args[1].name]
+        if turned.op in _TURNS and isinstance(turned.args[0], Param):
+            return args[0], turned.args[0], None, False
     if node.op == "linear":
         return args[0], args[1], args[2] if len(args) > 2 else None, False
     if node.op == "addmm" and not node.attrs:
@@ -39,7 +65,7 @@ def _parts(node: Node) -> tuple[Any, Any, Any, bool] | None:
 
 
 def _linear(recogniser: Recogniser, node: Node) -> Candidate | None:
-    parts = None if node.proof else _parts(node)
+    parts = None if node.proof else _parts(node, recogniser.graph.by_name())
     if parts is None:
         return None
     x, weight, bias, transposed = parts

@@ -45,7 +45,18 @@ def match(recogniser: Recogniser) -> None:
     for node in list(recogniser.graph.nodes):
         if node.op == "attend":
             for arg in (node.args[0], node.args[1]):
-                _match_above(recogniser, arg)
+                _match_above(recogniser, _before_norms(recogniser.graph, arg))
+
+
+def _before_norms(graph: Graph, arg: Ref) -> Ref:
+    """The value that norms between rotation and attention read, as in Hunyuan and nanochat."""
+    nodes = graph.by_name()
+    while True:
+        node = nodes[arg.name]
+        if node.op in ("rms_norm", "layer_norm") or (node.op == "transpose" and node.proof):
+            arg = node.args[0]
+        else:
+            return arg
 
 
 def _positional(graph: Graph) -> set[str]:
@@ -232,9 +243,13 @@ def identify(positions: np.ndarray, maps: np.ndarray) -> Rotation | None:
     width = maps.shape[-1]
     eye = np.eye(width)
     moved = [i for i in range(width) if not np.allclose(maps[:, i], eye[i], atol=1e-9)]
-    if not moved or len(moved) % 2 or moved != list(range(moved[0], moved[0] + len(moved))):
+    if not moved:
         return None
     offset, span = moved[0], len(moved)
+    if span % 2 or moved != list(range(offset, offset + span)):
+        offset, span = 0, width
+        if width % 2:
+            return None
     block = maps[:, offset : offset + span, offset : offset + span]
     half = span // 2
     for interleaved in (False, True):

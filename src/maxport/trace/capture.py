@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +28,21 @@ _PROBE = 40
 
 
 @torch.library.custom_op("maxport::mask", mutates_args=())
-def mask_op(kind: int, size: int) -> Tensor:
+def mask_op(
+    kind: int, size: int, batch: int, queries: int, keys: int, dtype: torch.dtype
+) -> Tensor:
     """A stand-in for an attention mask that hides nothing.
 
     `kind` indexes `MASK_KINDS`, `size` is its window or chunk; both are read off the trace.
     """
-    return torch.zeros(1, 1, 1, 1)
+    return torch.zeros(batch, 1, queries, keys, dtype=dtype)
 
 
 @mask_op.register_fake
-def _(kind: int, size: int) -> Tensor:
-    return torch.empty(1, 1, 1, 1)
+def _(
+    kind: int, size: int, batch: int, queries: int, keys: int, dtype: torch.dtype
+) -> Tensor:
+    return torch.empty(batch, 1, queries, keys, dtype=dtype)
 
 
 @torch.library.custom_op("maxport::attention", mutates_args=())
@@ -155,7 +159,15 @@ def classify_mask(visible: Tensor) -> tuple[str, int]:
     )
 
 
-def _mask_forward(*args: Any, mask_function: Any = None, **kwargs: Any) -> Tensor:
+def _mask_forward(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *args: Any,
+    mask_function: Any = None,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> Tensor:
     """The mask function that transformers calls while a model is traced."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
@@ -165,7 +177,8 @@ def _mask_forward(*args: Any, mask_function: Any = None, **kwargs: Any) -> Tenso
         zero = torch.zeros((), dtype=torch.int64)
         visible = mask_function(zero, zero, i, j)
         kind, size = classify_mask(torch.as_tensor(visible).expand(_PROBE, _PROBE).bool())
-    out: Tensor = torch.ops.maxport.mask(MASK_KINDS.index(kind), size)
+    index = MASK_KINDS.index(kind)
+    out: Tensor = torch.ops.maxport.mask(index, size, batch_size, q_length, kv_length, dtype)
     return out
 
 
@@ -225,10 +238,14 @@ class _Logits(nn.Module):
 
 @dataclass(frozen=True)
 class Traced:
-    """An exported program and the batch size it was exported with."""
+    """An exported program, the batch size it was exported with, and its buffers in full precision.
+
+    A model made in bfloat16 rounds the tables it computes; `buffers` holds what a float32 one has.
+    """
 
     program: ExportedProgram
     batch: int
+    buffers: Mapping[str, Tensor]
 
 
 def _numbers(value: Any) -> Iterator[int]:
@@ -252,8 +269,12 @@ def _batch(model: PreTrainedModel) -> int:
     return next(p for p in range(43, 10**6, 2) if all(s % p for s in sizes if s))
 
 
-def export_model(model: PreTrainedModel) -> Traced:
+def export_model(model: PreTrainedModel, exact: PreTrainedModel | None = None) -> Traced:
     """Export `model` (any dtype, eval mode) for a fixed batch of sequences of symbolic length.
+
+    Args:
+        model: The model to trace.
+        exact: The same model in float32, for its buffers; `model` itself if None.
 
     Returns:
         The training-IR program, in-place ops functionalised; inputs `input_ids` and
@@ -265,6 +286,7 @@ def export_model(model: PreTrainedModel) -> Traced:
     batch = _batch(model)
     ids = torch.zeros(batch, LENGTH, dtype=torch.int64) + torch.arange(3, 3 + LENGTH)
     pos = torch.arange(LENGTH).expand(batch, -1).contiguous()
+    buffers = {f"model.{n}": b for n, b in (exact or model).named_buffers()}
     error: Exception | None = None
     wrapped = _Logits(model).eval()
     with torch.no_grad(), opaque_attention(model):
@@ -272,7 +294,7 @@ def export_model(model: PreTrainedModel) -> Traced:
             try:
                 shapes = {"input_ids": {1: length}, "position_ids": {1: length}}
                 program = export(wrapped, (ids, pos), dynamic_shapes=shapes, strict=False)
-                return Traced(program.run_decompositions({}), batch)
+                return Traced(program.run_decompositions({}), batch, buffers)
             except MaxportError:
                 raise
             except Exception as e:  # torch raises many kinds here; the last one is reported

@@ -111,8 +111,9 @@ def _first_names(program: ExportedProgram) -> dict[str, str]:
 
 
 class _Importer:
-    def __init__(self, program: ExportedProgram, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, traced: Traced) -> None:
+        program, self.batch = traced.program, traced.batch
+        self.buffers = traced.buffers
         signature = program.graph_signature
         self.weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         self.program = program
@@ -140,7 +141,7 @@ class _Importer:
         if node.name in self.weights:
             fqn = self.first_name.get(self.weights[node.name], self.weights[node.name])
             if fqn in self.computed and tensor.ndim == 0:
-                self.env[node] = self.program.constants[fqn].item()
+                self.env[node] = self.buffers[fqn].item()
                 return
             shape = tuple(int(s) for s in tensor.shape)
             name = fqn.removeprefix("model.")
@@ -157,6 +158,18 @@ class _Importer:
             name = {"input_ids": "tokens", "position_ids": "positions"}.get(node.name, node.name)
             self.nodes.append(Node(name, "input", shape=shape, dtype=dtype_name(tensor.dtype)))
             self.env[node] = Ref(name)
+
+    def constant_index(self, node: torch.fx.Node, args: list[Any]) -> tuple[str, list[Any]]:
+        """`x[..., [i]]` with a constant i is a slice of one element."""
+        chosen = [(axis, a) for axis, a in enumerate(args[1]) if a is not None]
+        if len(chosen) != 1 or not isinstance(chosen[0][1], Const):
+            return "index", args
+        axis, constant = chosen[0]
+        values = self.program.constants[constant.name].tolist()
+        if len(values) != 1:
+            return "index", args
+        start = int(values[0])
+        return "slice", [args[0], axis, start, None if start == -1 else start + 1]
 
     def call(self, node: torch.fx.Node) -> None:
         name, value = base_name(op_name(node.target)), node.meta.get("val")
@@ -179,6 +192,8 @@ class _Importer:
         shapes = [tuple(self.size(s) for s in v.shape) for v in values]
         if name == "mask":
             args = [MASK_KINDS[args[0]], args[1]]
+        if name == "index":
+            name, args = self.constant_index(node, args)
         if name in _CASTS:
             name, args, attrs = "cast", [args[0], dtype_name(value.dtype)], {}
         ir_node = Node(
@@ -217,7 +232,7 @@ def import_program(traced: Traced) -> Graph:
         and copies are gone; `traced` is the number of operations that remain.
     """
     program = traced.program
-    importer = _Importer(program, traced.batch)
+    importer = _Importer(traced)
     live = _live(program)
     output: Ref | None = None
     for node in program.graph.nodes:

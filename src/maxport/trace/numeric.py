@@ -26,7 +26,7 @@ class TracedValues:
         self.aliases = aliases
         self.nodes = {node.name: node for node in program.graph.nodes}
         signature = program.graph_signature
-        tensors = {**program.state_dict, **program.constants}
+        tensors = {**program.state_dict, **program.constants, **traced.buffers}
         names = {
             **signature.inputs_to_parameters,
             **signature.inputs_to_buffers,

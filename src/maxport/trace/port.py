@@ -80,6 +80,8 @@ def _rules(study: Study, graph: GraphFile, stored: Sequence[str]) -> list[Weight
     if graph.head is not None:
         target, source = graph.head
         rules.append(Tie(target, source))
+    if graph.renamed is not None:
+        rules.append(Rename(*graph.renamed))
     names = set(graph.parameters) | ({graph.head[0]} if graph.head else set())
     patterns = {re.sub(r"(?<=\.)\d+(?=\.)", "{i}", key, count=1) for key in stored}
     prefix = f"{study.base_prefix}."

@@ -25,6 +25,8 @@ from maxport.twin import twin_config, twin_model
 
 #: Sizes traced to tie literals to the configuration; the port is then judged at a third.
 SIZES = (0, 1)
+#: A further size, whose weights' shapes confirm the expressions found.
+CONFIRMED = 2
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Study:
 def trace_twin(config: PreTrainedConfig) -> tuple[Graph, TracedValues, PreTrainedModel]:
     """One twin's graph as traced, its ground truth, and the model, in bfloat16."""
     model = twin_model(config, dtype=torch.bfloat16)
-    traced = export_model(model)
+    traced = export_model(model, twin_model(config))
     graph = import_program(traced)
     return graph, TracedValues(traced, graph.aliases), model
 
@@ -101,7 +103,9 @@ def study(
     for node in ragged.nodes:
         if not node.proof and node.op != "input":
             plain[node.op] = plain.get(node.op, 0) + 1
-    lifted = lift(graphs, field_sources(configs))
+    third = twin_config(config, CONFIRMED, window=window)
+    shapes = {n: tuple(p.shape) for n, p in twin_model(third).state_dict().items()}
+    lifted = lift(graphs, field_sources([*configs, third]), shapes)
     total = recognised.traced
     return Study(
         type(model), before, recognised, lifted, findings, total - sum(plain.values()), total, plain,

