@@ -26,7 +26,7 @@ from maxport.plan.max_source import (
     short_path,
     tree_of,
 )
-from maxport.plan.native import native_archs, scan_cache
+from maxport.plan.native import archs_in, scan_cache
 
 _HF_NAME = re.compile(r"(huggingface|hf)_(\w+_)?config|text_config")
 _HF_TYPE = re.compile(r"\b(AutoConfig|PretrainedConfig|PreTrainedConfig)\b")
@@ -55,9 +55,8 @@ def reads_of_slug(slug: str) -> Reads:
     """Keys that the architecture in `slug` reads: its own files, base classes and helpers."""
     modules = list(_modules(ARCHITECTURES + "." + slug))
     units = [Found(module, tree) for module in modules if (tree := tree_of(module))]
-    for arch in native_archs():
-        if arch.slug == slug:
-            units += _outside_classes(slug, (arch.config_class, arch.model_class), set(modules))
+    for arch in archs_in(slug):
+        units += _outside_classes(slug, (arch.config_class, arch.model_class), set(modules))
     return _collect(units)
 
 

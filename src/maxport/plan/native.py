@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -82,21 +82,24 @@ def native_archs() -> tuple[NativeArch, ...]:
     Raises:
         MaxportError: MAX is not installed, or its table is not where it is expected.
     """
-    kept = scan_cache("architectures")
-    try:
-        rows = json.loads(kept.read_text("utf-8"))
-        return tuple(_from_json(row) for row in rows)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
+    if kept := _kept():
+        return kept
     found = tuple(_scan(*entry) for entry in _table())
-    write_whole(kept, json.dumps([asdict(arch) for arch in found], indent=1))
+    rows = [asdict(arch) for arch in found]
+    write_whole(scan_cache("architectures"), json.dumps(rows, indent=1))
     return found
 
 
 def serving(class_name: str) -> tuple[NativeArch, ...]:
     """The architectures that answer for `architectures[0] == class_name`, V2 before V3."""
-    found = [a for a in native_archs() if a.class_name == class_name and not a.speculates_on]
+    names = {class_name, class_name + SUFFIX}
+    found = [a for a in _some(lambda name, _: name in names) if not a.speculates_on]
     return tuple(sorted(found, key=lambda arch: (arch.lane, arch.name)))
+
+
+def archs_in(slug: str) -> tuple[NativeArch, ...]:
+    """The architectures that the folder `slug` defines."""
+    return _some(lambda _, module: module.strip(".").split(".")[0] == slug)
 
 
 def arch_by_slug(slug: str) -> NativeArch:
@@ -105,17 +108,36 @@ def arch_by_slug(slug: str) -> NativeArch:
     Raises:
         MaxportError: MAX has no such folder; names the closest ones.
     """
-    found = [arch for arch in native_archs() if arch.slug == slug]
+    found = archs_in(slug)
     if not found:
         import difflib
 
-        slugs = sorted({arch.slug for arch in native_archs()})
+        slugs = sorted({module.strip(".").split(".")[0] for _, module, _, _ in _table()})
         close = difflib.get_close_matches(slug, slugs, 3) or slugs[:3]
         raise MaxportError(
             f"MAX {max_version()} has no architecture folder {slug!r}",
             fix=f"did you mean {', '.join(close)}? `maxport list-archs` lists all",
         )
     return next((arch for arch in found if arch.donor), found[0])
+
+
+def _some(wanted: Callable[[str, str], bool]) -> tuple[NativeArch, ...]:
+    """Architectures by (name, module); scans only these unless all were scanned before."""
+    entries = [entry for entry in _table() if wanted(entry[0], entry[1])]
+    if kept := _kept():
+        pairs = {(entry[0], entry[1].strip(".").split(".")[0]) for entry in entries}
+        return tuple(arch for arch in kept if (arch.name, arch.slug) in pairs)
+    return tuple(_scan(*entry) for entry in entries)
+
+
+@cache
+def _kept() -> tuple[NativeArch, ...]:
+    """The scan kept by an earlier run; empty if there is none."""
+    try:
+        rows = json.loads(scan_cache("architectures").read_text("utf-8"))
+        return tuple(_from_json(row) for row in rows)
+    except (OSError, ValueError, TypeError, KeyError):
+        return ()
 
 
 def scan_cache(name: str) -> Path:
@@ -133,7 +155,8 @@ def _from_json(row: dict[str, object]) -> NativeArch:
     return NativeArch(**row)  # type: ignore[arg-type]
 
 
-def _table() -> Iterable[tuple[str, str, str, str | None]]:
+@cache
+def _table() -> tuple[tuple[str, str, str, str | None], ...]:
     """(name, module, symbol, speculates_on) of every `_LazyArch(...)`."""
     tree = tree_of(ARCHITECTURES)
     calls = [
@@ -149,13 +172,17 @@ def _table() -> Iterable[tuple[str, str, str, str | None]]:
             where=ARCHITECTURES,
             fix="install the MAX version that maxport pins",
         )
-    for call in calls:
-        fields = dict(zip(("name", "module", "symbol", "speculates_on"), call.args, strict=False))
-        fields |= {keyword.arg or "": keyword.value for keyword in call.keywords}
-        value = {key: ast.literal_eval(node) for key, node in fields.items()}
-        yield value["name"], value["module"], value["symbol"], value.get("speculates_on")
+    return tuple(_entry(call) for call in calls)
 
 
+def _entry(call: ast.Call) -> tuple[str, str, str, str | None]:
+    fields = dict(zip(("name", "module", "symbol", "speculates_on"), call.args, strict=False))
+    fields |= {keyword.arg or "": keyword.value for keyword in call.keywords}
+    value = {key: ast.literal_eval(node) for key, node in fields.items()}
+    return value["name"], value["module"], value["symbol"], value.get("speculates_on")
+
+
+@cache
 def _scan(name: str, module: str, symbol: str, speculates_on: str | None) -> NativeArch:
     package = ARCHITECTURES + module
     found = resolve(package, symbol)
