@@ -91,7 +91,9 @@ def convert_gguf(
 
     The weights are dequantised; they are stored as float16 or bfloat16 where that loses nothing
     (a GGUF of that type), else as float32. The first call converts (needs torch and about twice
-    the float32 size in memory); later calls return the same folder at once.
+    the float32 size in memory); later calls return the same folder at once. The tokenizer is what
+    transformers rebuilds: it ignores the file's `tokenizer.ggml.pre`, so where a model splits text
+    in an unusual way, ids can differ from the original tokenizer's.
 
     Args:
         path: The GGUF file.
