@@ -12,7 +12,7 @@ from typing import Any
 
 from maxport.checkpoint import Checkpoint, known_model_types
 from maxport.checkpoint.configs import model_type_of, needs_remote_code
-from maxport.checkpoint.known import attribute_map, causal_lm_classes, known_architectures
+from maxport.checkpoint.known import attribute_map, causal_lm_classes
 from maxport.checkpoint.summary import by_dtype
 from maxport.errors import MaxportError
 from maxport.plan.config_reads import Read, Reads, reads_of_pipeline, reads_of_port, reads_of_slug
@@ -150,11 +150,6 @@ def serve_command(model: str, arch: NativeArch) -> str:
     if arch.required_arguments.get("trust_remote_code"):
         parts.append("--trust-remote-code")
     return " ".join(parts)
-
-
-def is_known_class(name: str | None) -> bool:
-    """Whether transformers has a model class of this name."""
-    return name in known_architectures()
 
 
 def _reads(table: Reads | None, key: str, names: Mapping[str, str]) -> tuple[Read, ...] | None:
