@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from maxport.plan.fingerprint import Fingerprint, Kind
 from maxport.plan.slots import NORMS, Token
@@ -21,6 +20,7 @@ _OP_COST = {
     "branch": 1.0,
     "conv1d": 2.0,
     "convolution": 2.0,
+    "tied head": 0.1,
 }
 _PLAIN = 0.4
 #: What changing one attribute of an operation costs; an attribute not listed costs as `kind`.
@@ -93,18 +93,13 @@ class Comparison:
 
 def compare(model: Fingerprint, donor: Fingerprint) -> Comparison:
     """The edit script from `donor` to `model`, each difference once however many layers have it."""
-    found: dict[tuple[str, Token | None, Token | None], list[str]] = {}
+    found: dict[tuple[str, str], _Change] = {}
     for kind in model.kinds:
         nearest = min(donor.kinds, key=lambda other: _distance(kind, other), default=None)
-        for edit in _edits(kind, nearest or Kind("none", {})):
-            found.setdefault(edit, []).append(kind.name)
-    for edit in _edits(model.outer, donor.outer):
-        found.setdefault(edit, []).append(model.outer.name)
-    every = [kind.name for kind in model.kinds]
-    deltas = [
-        _delta(*edit, () if names in (every, [model.outer.name]) else tuple(names))
-        for edit, names in found.items()
-    ]
+        _collect(found, kind, nearest or Kind("none", {}))
+    _collect(found, model.outer, donor.outer)
+    every = {kind.name for kind in model.kinds}
+    deltas = [change.delta(every, model.outer.name) for change in found.values()]
     distance = sum(delta.cost for delta in deltas)
     whole = _whole(model)
     names = set(model.weights) & set(donor.weights)
@@ -114,6 +109,36 @@ def compare(model: Fingerprint, donor: Fingerprint) -> Comparison:
         names=round(len(names) / max(len(model.weights), 1), 4),
         deltas=tuple(sorted(deltas, key=lambda d: -d.cost)),
     )
+
+
+@dataclass
+class _Change:
+    """One change of the edit script with the kinds of layers that need it and how often."""
+
+    slot: str
+    old: Token | None
+    new: Token | None
+    times: dict[str, int]
+
+    def delta(self, every: set[str], outer: str) -> Delta:
+        times = max(self.times.values())
+        advice = _advice(self.old, self.new)
+        all_kinds = set(self.times) in (every, {outer})
+        return Delta(
+            component=self.slot,
+            reference=self.new.place if self.new else "",
+            model=describe(self.new),
+            donor=describe(self.old),
+            change=advice if times == 1 else f"{advice} ({times} times)",
+            kinds=() if all_kinds else tuple(self.times),
+            cost=round(times * _change_cost(self.old, self.new), 3),
+        )
+
+
+def _collect(found: dict[tuple[str, str], _Change], model: Kind, donor: Kind) -> None:
+    for slot, old, new in _edits(model, donor):
+        change = found.setdefault((slot, _advice(old, new)), _Change(slot, old, new, {}))
+        change.times[model.name] = change.times.get(model.name, 0) + 1
 
 
 def _whole(model: Fingerprint) -> float:
@@ -141,10 +166,7 @@ def _edits(model: Kind, donor: Kind) -> list[Edit]:
     return found
 
 
-@cache
-def _script(
-    old: tuple[Token, ...], new: tuple[Token, ...]
-) -> tuple[tuple[Token | None, Token | None], ...]:
+def _script(old: Sequence[Token], new: Sequence[Token]) -> list[tuple[Token | None, Token | None]]:
     """The cheapest alignment of two token lists (Levenshtein with operation costs)."""
     rows, columns = len(old) + 1, len(new) + 1
     best = [[0.0] * columns for _ in range(rows)]
@@ -159,7 +181,7 @@ def _script(
                 best[i][j - 1] + _cost(new[j - 1]),
                 best[i - 1][j - 1] + _change_cost(old[i - 1], new[j - 1]),
             )
-    return tuple(_walk_back(best, old, new))
+    return _walk_back(best, old, new)
 
 
 def _walk_back(
@@ -208,18 +230,6 @@ def _attr_cost(name: str, new: object) -> float:
     return _REMOVAL * cost if new in _NEUTRAL else cost
 
 
-def _delta(slot: str, old: Token | None, new: Token | None, kinds: tuple[str, ...]) -> Delta:
-    return Delta(
-        component=slot,
-        reference=new.place if new else "",
-        model=describe(new),
-        donor=describe(old),
-        change=_advice(old, new),
-        kinds=kinds,
-        cost=round(_change_cost(old, new), 3),
-    )
-
-
 def _advice(old: Token | None, new: Token | None) -> str:
     if old is None:
         return f"add {describe(new)}"
@@ -244,6 +254,7 @@ _WORDS = {
     "rms_norm": "RMSNorm",
     "layer_norm": "LayerNorm",
     "rope": "rotary embedding",
+    "tied head": "head that uses the embedding's weight",
 }
 
 

@@ -340,7 +340,7 @@ def outer_slots(graph: Graph, inside: set[str]) -> dict[str, tuple[Token, ...]]:
     slots = {"embedding": _tokens(layer, embedding), "head": _tokens(layer, head)}
     tied = _tied(graph)
     if tied and slots["head"]:
-        slots["tied"] = (Token("head uses the embedding's weight"),)
+        slots["tied"] = (Token("tied head"),)
     return {name: tokens for name, tokens in slots.items() if tokens}
 
 
