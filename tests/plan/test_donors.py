@@ -52,6 +52,7 @@ def test_a_changed_attribute_is_named_and_cheaper_than_a_new_operation() -> None
     assert 0 < changed.distance < added.distance
     removed = compare(model(kind(norm=[])), model(kind(norm=[NORM])))
     assert removed.deltas[0].change == "remove RMSNorm (weight)"
+    assert 0 < removed.distance < added.distance
 
 
 def test_a_difference_shared_by_all_kinds_counts_once() -> None:
@@ -66,6 +67,24 @@ def test_a_difference_shared_by_all_kinds_counts_once() -> None:
     assert set(deltas) == {"query", "scores"}
     assert deltas["query"].kinds == ()
     assert deltas["scores"].kinds == ("layer kind 1",)
+
+
+def test_a_kind_of_layer_that_only_the_donor_has_is_a_small_delta() -> None:
+    one = Kind("layer kind 1", {"mlp wiring": (), "query": (LINEAR,)})
+    other = Kind("layer kind 2", {"experts wiring": (), "query": (NORM,)})
+    found = compare(model(one), model(one, other))
+    assert [(d.component, d.donor) for d in found.deltas] == [("layers", "layers of experts")]
+    assert 0 < found.distance < 1
+
+
+def test_the_source_named_is_the_models_even_after_another_comparison() -> None:
+    first = Token("rope", (("pairs", "adjacent"),), "A a.py:1")
+    second = Token("rope", (("pairs", "adjacent"),), "B b.py:2")
+    donor = model(kind(query=[Token("rope", (("pairs", "halves"),))]))
+    references = [
+        compare(model(kind(query=[t])), donor).deltas[0].reference for t in (first, second)
+    ]
+    assert references == ["A a.py:1", "B b.py:2"]
 
 
 def test_words_for_tokens() -> None:

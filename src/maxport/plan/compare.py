@@ -50,6 +50,8 @@ _ATTR_COST = {
 _OTHER_NORM = 0.7
 #: Leaving out what a donor has costs this share of writing it.
 _REMOVAL = 0.4
+#: Leaving out a whole kind of layer.
+_UNUSED_KIND = 0.3
 #: What an attention or an operation is without the feature; going there is a removal.
 _NEUTRAL = (None, "causal", "head_dim**-0.5")
 
@@ -94,12 +96,15 @@ class Comparison:
 def compare(model: Fingerprint, donor: Fingerprint) -> Comparison:
     """The edit script from `donor` to `model`, each difference once however many layers have it."""
     found: dict[tuple[str, str], _Change] = {}
+    used: set[str] = set()
     for kind in model.kinds:
-        nearest = min(donor.kinds, key=lambda other: _distance(kind, other), default=None)
-        _collect(found, kind, nearest or Kind("none", {}))
+        nearest = min(donor.kinds, key=lambda other: _distance(kind, other), default=Kind("", {}))
+        used.add(nearest.name)
+        _collect(found, kind, nearest)
     _collect(found, model.outer, donor.outer)
     every = {kind.name for kind in model.kinds}
     deltas = [change.delta(every, model.outer.name) for change in found.values()]
+    deltas += [_unused(kind) for kind in donor.kinds if kind.name not in used]
     distance = sum(delta.cost for delta in deltas)
     whole = _whole(model)
     names = set(model.weights) & set(donor.weights)
@@ -109,6 +114,14 @@ def compare(model: Fingerprint, donor: Fingerprint) -> Comparison:
         names=round(len(names) / max(len(model.weights), 1), 4),
         deltas=tuple(sorted(deltas, key=lambda d: -d.cost)),
     )
+
+
+def _unused(kind: Kind) -> Delta:
+    """A kind of layer that only the donor has."""
+    parts = [slot.removesuffix(" wiring") for slot in kind.slots if slot.endswith(" wiring")]
+    what = f"layers of {' and '.join(parts) or 'another kind'}"
+    change = "leave out this kind of layer"
+    return Delta("layers", "", "nothing", what, change, (), _UNUSED_KIND)
 
 
 @dataclass
