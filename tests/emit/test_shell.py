@@ -39,18 +39,21 @@ def with_rules(*rules: object, parameters: tuple[str, ...]) -> PortSpec:
     )
 
 
+class Entry:
+    """A checkpoint's weight as MAX's adapters get it: `data()` is the tensor."""
+
+    def __init__(self, weight: object) -> None:
+        self.weight = weight
+
+    def data(self) -> object:
+        return self.weight
+
+
 def weights(**arrays: np.ndarray) -> dict:
-    """Weights as MAX's adapters get them: objects whose `data()` is the tensor."""
+    """Weights as MAX's adapters get them."""
     from max.graph.weights import WeightData
 
-    class Entry:
-        def __init__(self, name: str, array: np.ndarray) -> None:
-            self.weight = WeightData.from_numpy(array, name)
-
-        def data(self) -> WeightData:
-            return self.weight
-
-    return {name: Entry(name, array) for name, array in arrays.items()}
+    return {name: Entry(WeightData.from_numpy(array, name)) for name, array in arrays.items()}
 
 
 def arrays(state: dict) -> dict[str, np.ndarray]:
@@ -60,10 +63,12 @@ def arrays(state: dict) -> dict[str, np.ndarray]:
 def same_after_second_run(module: ModuleType, state: dict) -> dict[str, np.ndarray]:
     """The adapter's result, after checking that running it again changes nothing."""
     once = module.convert_safetensor_state_dict(state)
-    twice = module.convert_safetensor_state_dict(once)
-    assert list(once) == list(twice)
-    for name, array in arrays(once).items():
-        np.testing.assert_array_equal(array, arrays(twice)[name])
+    again = {name: Entry(weight) for name, weight in once.items()}
+    for twice in (again, once):  # as checkpoint entries, and as they are
+        result = module.convert_safetensor_state_dict(twice)
+        assert list(once) == list(result)
+        for name, array in arrays(once).items():
+            np.testing.assert_array_equal(array, arrays(result)[name])
     return arrays(once)
 
 

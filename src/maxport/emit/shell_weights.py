@@ -51,9 +51,14 @@ def from_elements(array: npt.NDArray[Any], dtype: DType, name: str) -> WeightDat
 '''
 
 _TRANSPOSED = '''
+class Transposed(WeightData):
+    """A weight whose axes are swapped already; a second run leaves it alone."""
+
+
 def transposed(weight: WeightData, name: str) -> WeightData:
     """A stored (inputs, outputs) matrix as (outputs, inputs)."""
-    return from_elements(elements(weight).T, weight.dtype, name)
+    swapped = from_elements(elements(weight).T, weight.dtype, name)
+    return Transposed(swapped.data, name, swapped.dtype, swapped.shape)
 '''
 
 _EQUAL = '''
@@ -209,8 +214,7 @@ def _loop(spec: PortSpec) -> list[str]:
     lines.append("        weight = entry if isinstance(entry, WeightData) else entry.data()")
     if spec.rules(Transpose):
         lines += [
-            "        converted = isinstance(entry, WeightData) and fits(name, PARAMETERS)",
-            "        if fits(name, TRANSPOSED) and not converted:",
+            "        if fits(name, TRANSPOSED) and not isinstance(weight, Transposed):",
             "            weight = transposed(weight, name)",
         ]
     first = "if"
