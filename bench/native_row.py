@@ -196,7 +196,7 @@ def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) 
     added = {key: value for key, value in published.items() if key not in written}
     added |= {key: value for key, value in derived_keys(written).items() if key not in written}
     written["architectures"] = [name]
-    path.write_text(json.dumps({**written, **added}, indent=2), "utf-8")
+    path.write_text(json.dumps(coherent({**written, **added}), indent=2), "utf-8")
     return folder
 
 
@@ -209,6 +209,16 @@ def derived_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     if "hidden_size" in config and "num_attention_heads" in config:
         keys["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     return keys
+
+
+def coherent(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with its window period as its layer kinds have it; twins keep fewer layers."""
+    kinds = config.get("layer_types") or []
+    if "full_attention" in kinds and "sliding_attention" in kinds:
+        for key in ("_sliding_window_pattern", "sliding_window_pattern"):
+            if config.get(key):
+                config[key] = kinds.index("full_attention") + 1
+    return config
 
 
 def save(cls: Any, config: Any, folder: Path, dtype: Any) -> Path:

@@ -154,3 +154,57 @@ def test_other_layers_pages_and_slots_are_left_alone():
         for slot in range(count)
     ]
     assert sorted(changed) == sorted(want)
+
+
+@pytest.mark.parametrize("name", ["causal", "null", "window 5"])
+def test_attention_without_a_cache(name, run, rand):
+    mask, window, visible = MASKS[name]
+    q, k, v = rand(2, 6, 4, 8), rand(2, 6, 2, 8), rand(2, 6, 2, 8)
+    k, v = k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)
+    valid = torch.tensor([6, 4], dtype=torch.uint32)
+    options = {"mask_variant": mask, "scale": 0.3, "local_window_size": window}
+    full = run(lambda q, k, v: kernels.flash_attention_gpu(q, k, v, **options), q, k, v)
+    part = run(
+        lambda q, k, v, n: kernels.flash_attention_gpu(q, k, v, valid_length=n, **options),
+        q,
+        k,
+        v,
+        valid,
+    )
+    for row, length in ((0, 6), (1, 4)):
+        arrays = [x[row].numpy() for x in (q, k, v)]
+        want = attention_by_hand(*arrays, 0, visible, 0.3)
+        np.testing.assert_allclose(full[row], want, rtol=1e-5, atol=1e-6)
+        cut = [x[:length] for x in arrays]
+        want = attention_by_hand(*cut, 0, visible, 0.3)
+        np.testing.assert_allclose(part[row, :length], want, rtol=1e-5, atol=1e-6)
+
+
+def test_ragged_attention_without_a_cache(run, rand):
+    q, k, v = rand(7, 2, 8), rand(7, 2, 8), rand(7, 2, 8)
+    offsets = torch.tensor([0, 3, 7], dtype=torch.uint32)
+    longest = torch.tensor([4], dtype=torch.uint32)
+    got = run(
+        lambda q, k, v, o, n: kernels.flash_attention_ragged_gpu(
+            q, k, v, o, n, mask_variant=Mask.NULL_MASK, scale=0.3
+        ),
+        q,
+        k,
+        v,
+        offsets,
+        longest,
+    )
+    for first, last in ((0, 3), (3, 7)):
+        arrays = [x[first:last].numpy() for x in (q, k, v)]
+        want = attention_by_hand(*arrays, 0, lambda q, k: True, 0.3)
+        np.testing.assert_allclose(got[first:last], want, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_with_an_additive_mask(run, rand):
+    q, k, v, mask = rand(1, 3, 2, 8), rand(1, 5, 2, 8), rand(1, 5, 2, 8), rand(1, 3, 5)
+    got = run(lambda q, k, v, m: kernels.masked_flash_attention_gpu(q, k, v, m, 0.3), q, k, v, mask)
+    arrays = [x[0].numpy() for x in (q, k, v)]
+    want = attention_by_hand(
+        *arrays, 0, lambda q, k: True, 0.3, bias=lambda i, h, j: float(mask[0, i, j])
+    )
+    np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-6)

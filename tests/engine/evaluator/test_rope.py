@@ -1,10 +1,13 @@
 """Rotations as complex numbers, alone and fused with the cache."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 from max.dtype import DType
 from max.graph import TensorType
+from max.graph import graph as graph_module
 from max.nn import kernels
 from paged import CPU, Cache, kernel_graph, offsets_of
 
@@ -142,3 +145,56 @@ def test_fused_qk_rope_turns_what_is_already_cached():
     np.testing.assert_allclose(got, turn(q.numpy(), positions, interleaved=False), atol=1e-6)
     want = turn(k.numpy(), positions, interleaved=False)
     np.testing.assert_allclose(cache.keys(0), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_norm_rope_split_store(shared):
+    """q and k are normalised by weights and turned; v is normalised bare, from k when shared."""
+    cache = Cache(kv_heads=1, head_dim=8, batch=1)
+    width = 8 * (2 + (1 if shared else 2))
+    types = [
+        TensorType(DType.float32, ["n", width], CPU),
+        TensorType(DType.float32, [16, 8], CPU),
+        *[TensorType(DType.float32, [8], CPU)] * 2,
+    ]
+
+    def body(values, offsets, kv, layer):
+        qkv, freqs, q_gamma, k_gamma = values
+        return kernels.rope_split_store_ragged(
+            cache.params,
+            qkv,
+            offsets,
+            freqs,
+            kv,
+            layer,
+            2,
+            interleaved=False,
+            q_norm_weight=q_gamma,
+            k_norm_weight=k_gamma,
+            rms_norm_eps=1e-3,
+            k_eq_v=shared,
+        )
+
+    # The installed kernel library may lack this kernel's signature; the graph is what counts.
+    with mock.patch.object(graph_module.KernelLibrary, "verify_custom_op", lambda self, op: None):
+        program = kernel_graph(cache, types, body)
+    generator = torch.Generator().manual_seed(9)
+    qkv = torch.randn(3, width, generator=generator)
+    q_gamma, k_gamma = torch.randn(2, 8, generator=generator)
+    values = [qkv, table(16, 8), q_gamma, k_gamma, offsets_of([3]), *cache.values([3])]
+    (q,) = program.run(values, {})
+    cache.lengths = [3]
+
+    def normal(x, gamma):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * gamma
+
+    wide, positions = qkv.double().numpy(), np.arange(3)
+    want = turn(
+        normal(wide[:, :16].reshape(3, 2, 8), q_gamma.numpy()), positions, interleaved=False
+    )
+    np.testing.assert_allclose(q.reshape(3, 2, 8), want, rtol=1e-5, atol=1e-5)
+    keys = wide[:, 16:24].reshape(3, 1, 8)
+    want = turn(normal(keys, k_gamma.numpy()), positions, interleaved=False)
+    np.testing.assert_allclose(cache.keys(0), want, rtol=1e-5, atol=1e-5)
+    bare = normal(keys if shared else wide[:, 24:].reshape(3, 1, 8), 1.0)
+    np.testing.assert_allclose(cache.keys(0, 1), bare, rtol=1e-5, atol=1e-5)

@@ -10,4 +10,5 @@ from maxport.engine.evaluator.kernels import (  # noqa: F401
     qk_norm,
     rope,
     state_space,
+    uncached,
 )

@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 
 from maxport.engine.evaluator.call import Call, kernel
+from maxport.engine.evaluator.formulas import rms_norm
 from maxport.engine.evaluator.kernels.rope import rotate
-from maxport.engine.evaluator.ops.norm import rms_norm
 
 
 @kernel("mx.argsort")

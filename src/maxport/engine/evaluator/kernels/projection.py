@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from maxport.engine.evaluator.call import Call, kernel
+from maxport.engine.evaluator.formulas import product
 from maxport.engine.evaluator.kernels.paged import KEYS, OPERANDS, VALUES, PagedCache
-from maxport.engine.evaluator.ops.matmul import product
 
 
 @kernel("mo.fused_qkv_matmul.ragged.paged", "mo.fused_qkv_matmul.ragged.paged.bias")

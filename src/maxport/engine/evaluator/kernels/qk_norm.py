@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from maxport.engine.evaluator.call import Call, kernel
+from maxport.engine.evaluator.formulas import rms_norm
 from maxport.engine.evaluator.kernels.paged import KEYS, OPERANDS, VALUES, PagedCache
-from maxport.engine.evaluator.kernels.rope import rotate
-from maxport.engine.evaluator.ops.norm import rms_norm
+from maxport.engine.evaluator.kernels.rope import rotate, sectioned
 
 
 @kernel("mo.rms_norm_kv_cache.ragged.paged", "mo.rms_norm_value_cache.ragged.paged")
@@ -81,6 +81,19 @@ def rotate_query_and_keys(
     _, position = cache.positions(offsets)
     interleaved = bool(call.attribute("interleaved"))
     chosen = frequencies[position]
+    cache.store(KEYS, rotate(cache.new(KEYS, offsets), chosen, interleaved=interleaved), offsets)
+    return rotate(q, chosen, interleaved=interleaved)
+
+
+@kernel("mo.fused_qk_rope.ragged.paged.with_position_id")
+def rotate_at(
+    call: Call, q: torch.Tensor, offsets: torch.Tensor, *rest: torch.Tensor
+) -> torch.Tensor:
+    """As above at given positions, [sections, tokens]."""
+    frequencies, positions, layer = rest[OPERANDS:]
+    cache = PagedCache.from_operands(rest[:OPERANDS], layer)
+    chosen = sectioned(frequencies, positions, str(call.attribute("mrope_section")))
+    interleaved = bool(call.attribute("interleaved"))
     cache.store(KEYS, rotate(cache.new(KEYS, offsets), chosen, interleaved=interleaved), offsets)
     return rotate(q, chosen, interleaved=interleaved)
 

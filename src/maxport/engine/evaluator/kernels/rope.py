@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from maxport.engine.evaluator.call import Call, Unsupported, kernel
+from maxport.engine.evaluator.formulas import rms_norm
 from maxport.engine.evaluator.kernels.paged import KEYS, VALUES, PagedCache
 
 
@@ -59,6 +60,33 @@ def rope_split_store_at(call: Call, qkv: torch.Tensor, *rest: torch.Tensor) -> t
     cache = PagedCache.from_operands(operands, layer)
     chosen = sectioned(frequencies, positions, str(call.attribute("mrope_section", "")))
     return split_rotate_store(call, qkv, chosen, cache, offsets)
+
+
+@kernel("mo.rope_split_store.ragged.paged.with_qk_norm")
+def norm_rope_split_store(call: Call, qkv: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    """Per-head RMSNorm of q and k by their weights and of v without one, then as above.
+
+    With `k_eq_v` there is no v part; values are made from the keys' projection.
+    """
+    offsets, frequencies, q_gamma, k_gamma, *operands, layer = rest
+    cache = PagedCache.from_operands(operands, layer)
+    heads, width = cache.blocks.shape[4:6]
+    kv = heads * width
+    shared = bool(call.attribute("k_eq_v"))
+    q, k, *v = qkv.split([qkv.shape[1] - (1 if shared else 2) * kv, kv, *[kv] * (not shared)], 1)
+    epsilon = 1.0 / int(call.attribute("eps_recip"))
+    value = (v[0] if v else k).unflatten(1, (heads, width))
+    _, position = cache.positions(offsets)
+    chosen, interleaved = frequencies[position], bool(call.attribute("interleaved"))
+    turned = [
+        rotate(
+            rms_norm(x.unflatten(1, (-1, width)), gamma, epsilon), chosen, interleaved=interleaved
+        )
+        for x, gamma in ((q, q_gamma), (k, k_gamma))
+    ]
+    cache.store(KEYS, turned[1], offsets)
+    cache.store(VALUES, rms_norm(value, None, epsilon), offsets)
+    return turned[0].flatten(1)
 
 
 def sectioned(frequencies: torch.Tensor, positions: torch.Tensor, ends: str) -> torch.Tensor:

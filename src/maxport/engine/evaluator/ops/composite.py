@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from maxport.engine.evaluator.call import Call, op
+from maxport.engine.evaluator.formulas import layer_norm, product, rms_norm
 from maxport.engine.evaluator.kernels.rope import rotate
-from maxport.engine.evaluator.ops.matmul import product
-from maxport.engine.evaluator.ops.norm import layer_norm, rms_norm
 
 
 @op("composite.matmul_add")
