@@ -51,9 +51,10 @@ class Skipped:
     why: str
 
 
-def ragged(draw: Callable[[int], tuple[int, ...]]) -> Probe:
-    """Three prompts of unequal length in one batch."""
-    sequences = {index: draw(length) for index, length in enumerate(RAGGED)}
+def ragged(draw: Callable[[int], tuple[int, ...]], limit: int) -> Probe:
+    """Three prompts of unequal length, none longer than `limit`, in one batch."""
+    lengths = fitted(RAGGED, limit)
+    sequences = {index: draw(length) for index, length in enumerate(lengths)}
     step = {key: (0, len(tokens)) for key, tokens in sequences.items()}
     return Probe("ragged", "a batch of unequal lengths, prefilled at once", sequences, (step,))
 
@@ -77,9 +78,12 @@ def decode(
     draw: Callable[[int], tuple[int, ...]],
     greedy: Callable[[Sequence[int], int], list[int]],
     steps: int,
+    limit: int,
 ) -> Probe:
     """Prompts continued by the reference's own greedy tokens, one token per step."""
-    prompts = {index: draw(length) for index, length in enumerate(PROMPTS)}
+    steps = min(steps, limit // 2)
+    lengths = fitted(PROMPTS, limit - steps)
+    prompts = {index: draw(length) for index, length in enumerate(lengths)}
     sequences = {key: tuple(greedy(prompt, steps)) for key, prompt in prompts.items()}
     first: Step = {key: (0, len(prompt)) for key, prompt in prompts.items()}
     rest: list[Step] = [
@@ -93,8 +97,14 @@ def decode(
 def past(
     name: str, limit: int, proves: str, draw: Callable[[int], tuple[int, ...]], *, steps: int = 6
 ) -> Probe:
-    """One prompt that runs past `limit`, then single tokens, beside a short one."""
+    """One prompt that runs past `limit`, then single tokens, beside a short one.
+
+    Without decode steps the prompt runs alone: where all positions depend on the length of the
+    whole, a cache filled before the limit holds other values than one forward over everything.
+    """
     long, short = draw(limit + 9), draw(min(7, limit))
+    if steps == 0:
+        return Probe(name, proves, {0: long}, ({0: (0, len(long))},))
     first: Step = {0: (0, len(long) - steps), 1: (0, len(short))}
     rest: list[Step] = [
         {0: (len(long) - steps + index, len(long) - steps + index + 1)} for index in range(steps)
@@ -135,6 +145,21 @@ def original_length_of(config: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
+def fitted(lengths: Sequence[int], limit: int) -> list[int]:
+    """`lengths`, scaled down where they exceed `limit`, still unequal and at least 1."""
+    longest = max(lengths)
+    if longest <= limit:
+        return list(lengths)
+    return [max(index + 1, length * limit // longest) for index, length in enumerate(lengths)]
+
+
+def depends_on_length(config: Any) -> bool:
+    """Whether the rotation of a position depends on how long the sequence is (LongRoPE)."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    tables = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return any(table.get("rope_type", table.get("type")) == "longrope" for table in tables)
+
+
 def standard_probes(
     config: Any,
     greedy: Callable[[Sequence[int], int], list[int]],
@@ -155,22 +180,26 @@ def standard_probes(
         seed: Of the random prompts.
     """
     draw = token_source(config, seed)
-    first = ragged(draw)
-    probes = [first, chunked(first), decode(draw, greedy, steps)]
+    original = original_length_of(config)
+    switches = original is not None and depends_on_length(config)
+    limit = min(max_length, original) if original and switches else max_length
+    first = ragged(draw, limit)
+    probes = [first, chunked(first), decode(draw, greedy, steps, limit)]
     skipped: list[Skipped] = []
     wanted = [
         ("window", window_of(config), "prompt and decode past the sliding window"),
-        ("rope", original_length_of(config), "positions past original_max_position_embeddings"),
+        ("rope", original, "positions past original_max_position_embeddings"),
     ]
-    for name, limit, proves in wanted:
-        if limit is None:
+    for name, edge, proves in wanted:
+        if edge is None:
             continue
-        if limit + 9 > min(max_length, max_positions):
+        if edge + 9 > min(max_length, max_positions):
             most = "the graph takes" if max_length <= max_positions else "--max-positions allows"
             least = min(max_length, max_positions)
-            skipped.append(Skipped(name, f"needs {limit + 9} tokens, {most} {least}"))
+            skipped.append(Skipped(name, f"needs {edge + 9} tokens, {most} {least}"))
             continue
-        probes.append(past(name, limit, proves, draw))
+        alone = name == "rope" and switches
+        probes.append(past(name, edge, proves, draw, steps=0 if alone else 6))
     return probes, skipped
 
 
