@@ -10,6 +10,8 @@ Normalisations, each of which keeps the function:
 - source locations and SSA numbers are not part of the text;
 - ops that neither an output nor a write reads, directly or through others, are left out;
 - adding a float zero constant to a value is that value, up to the sign of zero;
+- a slice from 0 in steps of 1 whose type is its operand's is the operand;
+- a collective with one tensor, one signal buffer and one chain is that tensor and that chain;
 - graph inputs keep their order only among inputs of one type: V2 and V3 order them differently.
 """
 
@@ -26,6 +28,17 @@ _WEIGHT = re.compile(r'(%\w+) = mo\.constant\.external \[name = "([^"]+)".*\] : 
 _OP = re.compile(r"((?:%\w+(?::\d+)?(?:, )?)+) = (.*)$")
 _VALUE = re.compile(r"%\w+(?:#\d+)?")
 _ADD = re.compile(r"rmo\.add\((%\w+(?:#\d+)?), (%\w+(?:#\d+)?)\)")
+_SLICE = re.compile(
+    r"rmo\.slice\((?P<value>%[\w#]+)\) \[starts = #mosh<ape\[(?P<starts>[^\]]*)\]> : !mosh\.ape, "
+    r"stops = [^\]]*\]> : !mosh\.ape, steps = #mosh<ape\[(?P<steps>[^\]]*)\]> : !mosh\.ape\] : "
+    r"\((?P<before>!mo\.tensor<.*>)\) -> (?P<after>!mo\.tensor<.*>)$"
+)
+_COLLECTIVE = re.compile(
+    r"mo\.distributed\.(?:broadcast|allreduce\.sum|allgather|reducescatter\.sum)"
+    r"\((?P<value>%[\w#]+), %[\w#]+, (?P<chain>%[\w#]+)\)(?: \[[^\]]*\])? : "
+    r"\((?P<before>!mo\.tensor<[^>]*>), !mo\.buffer<[^>]*>, !mo\.chain\) -> "
+    r"\((?P<after>!mo\.tensor<[^>]*>), !mo\.chain\)$"
+)
 _ZERO = re.compile(r"mo\.constant .*dense_array<0\.0+e\+00> : tensor<(bf16|f32|f16)>")
 
 
@@ -111,20 +124,25 @@ def _op(
     match = _OP.match(line)
     left, right = (match.group(1), match.group(2)) if match else ("", line)
     names = [name.strip() for name in left.split(",") if name.strip()]
-    alias = _alias(right, env, zeros, result)
-    if alias and len(names) == 1:
-        env[names[0].split(":")[0]] = alias
-        return
+    repeated = [_lookup(env, value) for value in _repeats(right, zeros, result)]
+    if repeated and all(repeated):
+        if len(names) == len(repeated):
+            env |= dict(zip(names, repeated, strict=True))
+            return
+        if len(names) == 1 and names[0].endswith(f":{len(repeated)}"):
+            base = names[0].split(":")[0]
+            env |= {f"{base}#{index}": value for index, value in enumerate(repeated)}
+            return
     if _ZERO.match(right) and names:
         zeros.add(names[0])
     used: list[str] = []
 
     def hashed(found: re.Match[str]) -> str:
         value = found.group(0)
-        base, _, index = value.partition("#")
-        if value not in env and base not in env:
+        digest = _lookup(env, value)
+        if not digest:
             result.unknown.add(value)
-        digest = env.get(value) or env.get(base, value) + (f"#{index}" if index else "")
+            digest = value
         used.append(digest.split("#")[0])
         return digest
 
@@ -141,13 +159,34 @@ def _op(
     result.text.setdefault(digest, right[:200])
 
 
-def _alias(right: str, env: dict[str, str], zeros: set[str], result: GraphHash) -> str:
-    """Hash of the value an op only repeats, or empty."""
+def _lookup(env: dict[str, str], value: str) -> str:
+    """Hash of an SSA value, `%5#1` included; empty when its origin was not seen."""
+    base, _, index = value.partition("#")
+    if value in env:
+        return env[value]
+    return env[base] + (f"#{index}" if index else "") if base in env else ""
+
+
+def _repeats(right: str, zeros: set[str], result: GraphHash) -> tuple[str, ...]:
+    """The values that an op's results only repeat; empty for an op that computes something."""
     add = _ADD.match(right)
-    if add and add.group(2) in zeros and add.group(1) in env:
+    if add and add.group(2) in zeros:
         result.applied["x + 0 is x"] += 1
-        return env[add.group(1)]
-    return ""
+        return (add.group(1),)
+    cut = _SLICE.match(right)
+    if cut and set(_numbers(cut["starts"])) == {"0"} and set(_numbers(cut["steps"])) == {"1"}:
+        if cut["before"] == cut["after"]:
+            result.applied["a slice of everything is the tensor"] += 1
+            return (cut["value"],)
+    collective = _COLLECTIVE.match(right)
+    if collective and collective["before"] == collective["after"]:
+        result.applied["a collective over one device is its operand"] += 1
+        return (collective["value"], collective["chain"])
+    return ()
+
+
+def _numbers(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _keep_reachable(

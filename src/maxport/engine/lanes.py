@@ -137,8 +137,13 @@ def modes_of(call: RootCall) -> tuple[str | None, ...]:
 
 def trace_v2(call: RootCall, mode: str | None) -> LaneGraph:
     """Construct and trace the V2 root; weights are named by their place in the module."""
+    from max.driver import CPU
+
+    from maxport.engine.staging import recording
+
     args, kwargs = _with_mode(call, mode)
-    model = call.cls(*args, **kwargs)
+    with recording([CPU()], simulated=call.device == "cpu"):
+        model = call.cls(*args, **kwargs)
     weights = model.raw_state_dict()
     for key, weight in weights.items():
         weight.name = key
@@ -184,7 +189,7 @@ def trace_v3(cls: type, call: RootCall, mode: str | None) -> LaneGraph:
     }
     names = list(inspect.signature(cls.forward).parameters)[1:4]  # type: ignore[attr-defined]
     types = call.input_types
-    if tuple(names) == BATCH:
+    if tuple(names[:2]) == BATCH[:2]:
         types = _v3_types(call, device)
     staged = model.trace(*types)
     return LaneGraph(staged, parameters, types)

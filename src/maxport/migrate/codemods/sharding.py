@@ -12,6 +12,10 @@ import libcst.matchers as m
 from maxport.migrate.kinds import DROPPED_METHODS
 from maxport.migrate.rewrite import Codemod, code_of, dotted, parse_statements
 
+_ALLREDUCE = "max.nn.comm.allreduce.Allreduce"
+_COLLECTIVES = frozenset(
+    {"allreduce.sum", "allgather", "reducescatter.sum", "distributed_broadcast"}
+)
 _STRATEGY = ("sharding_strategy", "_sharding_strategy")
 
 
@@ -19,11 +23,12 @@ class Sharding(Codemod):
     """Drop strategies and `shard`; `self.x_shards = self.x.shard(d)` becomes a property."""
 
     NAME = "sharding"
-    TRIGGER = r"shard"
+    TRIGGER = r"shard|[Aa]llreduce|allgather|reducescatter|distributed_broadcast"
 
     def __init__(self, work) -> None:  # type: ignore[no-untyped-def]
         super().__init__(work)
         self.views: list[dict[str, str]] = []
+        self.stored: list[dict[str, str]] = []
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
         """Start collecting per-device views."""
@@ -46,10 +51,20 @@ class Sharding(Codemod):
             body += parse_statements(code)
         return updated_node.with_changes(body=updated_node.body.with_changes(body=body))
 
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        """Note which locals are also kept on self."""
+        kept: dict[str, str] = {}
+        for assign in m.findall(node, m.Assign(value=m.Name())):
+            target = dotted(assign.targets[0].target)  # type: ignore[attr-defined]
+            if target.startswith("self."):
+                kept[assign.value.value] = target  # type: ignore[attr-defined]
+        self.stored.append(kept)
+
     def leave_FunctionDef(
         self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
     ) -> cst.FunctionDef | cst.RemovalSentinel:
         """Remove `shard` and `sharding_strategy` of layers."""
+        self.stored.pop()
         if self.views and original_node.name.value in DROPPED_METHODS:
             self.note(original_node, "review", f"{original_node.name.value} dropped: one device")
             return cst.RemoveFromParent()
@@ -67,6 +82,9 @@ class Sharding(Codemod):
             self.note(original_node, "review", "sharding strategy dropped: one device")
             return cst.RemoveFromParent()
         value = getattr(statement, "value", None)
+        if isinstance(value, cst.Call) and self._is_allreduce(value.func):
+            self.note(original_node, "review", "Allreduce dropped: nothing to reduce on one device")
+            return cst.RemoveFromParent()
         if (
             isinstance(target, cst.Attribute)
             and m.matches(target.value, m.Name("self"))
@@ -74,7 +92,11 @@ class Sharding(Codemod):
         ):
             assert isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute)
             whole = code_of(value.func.value)
-            if whole.startswith("self."):
+            if self.stored:
+                whole = self.stored[-1].get(whole, whole)
+            if whole == "super()":
+                whole = "super().forward"  # the base class's own computation on the same weights
+            if whole.startswith(("self.", "super()")):
                 self.views[-1][target.attr.value] = whole
                 self.note(original_node, "review", f"{target.attr.value}: one copy, on one device")
                 return cst.RemoveFromParent()
@@ -96,9 +118,28 @@ class Sharding(Codemod):
             return cst.RemoveFromParent()
         return updated_node
 
+    def _is_allreduce(self, func: cst.BaseExpression) -> bool:
+        name = dotted(func)
+        return bool(name) and self.work.resolve(name).dotted == _ALLREDUCE
+
+    def _collective(self, func: cst.BaseExpression) -> str:
+        """Name of the collective op that is called; empty for anything else."""
+        head, _, rest = dotted(func).partition(".")
+        if head == "self" and rest == "allreduce":
+            return rest
+        found = self.work.resolve(head) if rest else None
+        is_op = found is not None and found.dotted == "max.graph.ops"
+        return rest if is_op and rest in _COLLECTIVES else ""
+
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        """`x.shard(devices)` -> `[x]`."""
+        """`x.shard(devices)` -> `[x]`; a collective over one device -> its operand."""
         func = original_node.func
+        collective = self._collective(func)
+        if collective and len(updated_node.args) > 1:
+            self.note(original_node, "review", f"{collective} over one device is its operand")
+            operand = updated_node.args[0].value
+            single = collective == "distributed_broadcast"
+            return cst.List([cst.Element(operand)]) if single else operand
         if isinstance(func, cst.Attribute) and func.attr.value == "shard" and self.views:
             assert isinstance(updated_node.func, cst.Attribute)
             self.note(original_node, "review", f"{dotted(func)}: one copy, on one device")

@@ -14,7 +14,7 @@ class Values(Codemod):
     """Members and conversions of graph values, on Tensors."""
 
     NAME = "values"
-    TRIGGER = r"TensorValue|\.to\(|\.rebind|\.flatten|\.type\.|Tensor\.zeros"
+    TRIGGER = r"Tensor \| None|TensorValue|\.to\(|\.rebind|\.flatten|\.type\.|Tensor\.zeros"
 
     def visit_Module(self, node: cst.Module) -> None:
         """Find parameters, which must not be asked for their truth."""
@@ -25,6 +25,21 @@ class Values(Codemod):
             target = dotted(assign.targets[0].target)
             if target.startswith("self.") and m.findall(assign.value, pattern):
                 self.parameters.add(target)
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        """An optional Tensor parameter must not be asked for its truth either."""
+        for param in [*node.params.params, *node.params.kwonly_params]:
+            if param.annotation is not None:
+                text = code_of(param.annotation.annotation).replace(" ", "")
+                if text in ("Tensor|None", "None|Tensor", "Optional[Tensor]"):
+                    self.parameters.add(param.name.value)
+
+    def leave_BooleanOperation(
+        self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
+    ) -> cst.BooleanOperation:
+        """Both sides of `and` and `or`."""
+        left, right = self._asked(updated_node.left), self._asked(updated_node.right)
+        return updated_node.with_changes(left=left, right=right)
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """`TensorValue(x)`, `x.to(device_ref)`, `x.rebind(s)`, `x.flatten(...)`."""

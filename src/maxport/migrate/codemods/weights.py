@@ -40,8 +40,13 @@ class Weights(Codemod):
         self.names: dict[str, str] = {}
 
     def visit_Assign(self, node: cst.Assign) -> None:
-        """Remember the attribute a Weight is stored under."""
+        """Remember the attribute a Weight is stored under, and a head built on a tied weight."""
         target = dotted(node.targets[0].target)
+        pattern = m.Arg(keyword=m.Name("tied_weight"))
+        for arg in m.findall(node.value, pattern) if target.startswith("self.") else ():
+            sources = [code_of(n) for n in m.findall(arg, m.Attribute(attr=m.Name("weight")))]
+            if len(sources) == 1 and sources[0].startswith("self."):
+                self.ties.append((f"{target}.weight", sources[0]))
         self.attribute = target.removeprefix("self.") if target.startswith("self.") else ""
 
     def _is_weight(self, node: cst.Call) -> bool:
@@ -140,6 +145,10 @@ class Weights(Codemod):
         assert isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute)
         holder, source = dotted(call.func.value), dotted(call.args[1].value)
         attribute = ast.literal_eval(code_of(call.args[0].value))
+        if holder == "self":
+            made = parse_statements("self.weight = None  # tied by the module that holds both\n")
+            self.note(original_node, "safe", "the shared weight is held once and tied in forward")
+            return made[0]  # type: ignore[return-value]
         head = self._path(holder)
         owner, _, weight = source.rpartition(".")
         origin = self._path(owner)

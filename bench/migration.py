@@ -1,0 +1,225 @@
+"""All V2 architectures of the installed MAX: classified, migrated, proven against V2.
+
+Each row migrates one architecture into a temporary folder, counts the rewrites by safety level, and
+compares the V2 and V3 graphs of one tiny twin in every ReturnLogits mode.
+
+    python bench/migration.py                 all rows that bench/results/migration.json lacks
+    python bench/migration.py bert llama3     these rows, again
+    python bench/migration.py --jobs 16       on a bigger machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from maxport.errors import MaxportError
+from maxport.migrate.classify import classify
+from maxport.migrate.sources import Sources
+from maxport.migrate.target import installed_architectures, open_target
+
+RESULTS = Path(__file__).parent / "results"
+ROW_SECONDS = 900
+
+
+def v2_names() -> list[str]:
+    """Installed architectures that classify as V2, in order of size."""
+    shared = Sources()
+    found = []
+    for name in installed_architectures():
+        target = open_target(name, shared)
+        if classify(target).lane == "v2":
+            lines = sum(len(p.read_bytes().splitlines()) for p in target.files)
+            found.append((lines, name))
+    return [name for _, name in sorted(found)]
+
+
+def run_row(name: str) -> dict[str, Any]:
+    """Migrate and prove one architecture in this process."""
+    from maxport.migrate import report
+    from maxport.migrate.run import migrate
+    from maxport.migrate.twins import registered_names
+
+    row: dict[str, Any] = {
+        "name": name, "verdict": "error", "max_diff": None, "tolerance": 0.0,
+        "engine": "graph-hash", "seconds": {}, "why": "",
+    }  # fmt: skip
+    target = open_target(name)
+    before = {p: p.read_bytes() for p in target.files}
+    row["lines"] = sum(len(text.splitlines()) for text in before.values())
+    row["classified"] = classify(target).lane
+    start = time.perf_counter()
+    try:
+        result = migrate(target)
+    except MaxportError as error:
+        return {**row, "verdict": "refused", "why": error.what}
+    assert result is not None
+    row["seconds"]["migrate"] = round(time.perf_counter() - start, 1)
+    row["counts"] = report.counts(result)
+    row["root"] = result.plan.root.dotted
+    row["carried"] = sum(map(len, result.plan.closure.carried.values()))
+    row["registered"] = registered_names(target)
+    row["original_unchanged"] = all(p.read_bytes() == text for p, text in before.items())
+    row |= _compiles(result.files)
+    if not row["registered"]:
+        return {**row, "verdict": "no-reference", "why": "registers no architecture of its own"}
+    row |= _proof(result, row["registered"][0])
+    return row
+
+
+def _compiles(files: dict[str, str]) -> dict[str, Any]:
+    broken = []
+    for shown, text in files.items():
+        try:
+            compile(text, shown, "exec")
+        except SyntaxError as error:
+            broken.append(f"{shown}:{error.lineno}")
+    return {"syntax_errors": broken}
+
+
+def _proof(result: Any, registered: str) -> dict[str, Any]:
+    from maxport.migrate.prove import prove
+    from maxport.migrate.twins import make_twin
+    from maxport.migrate.write import write_package
+
+    with tempfile.TemporaryDirectory(prefix="maxport-") as folder:
+        try:
+            twin = make_twin(registered, Path(folder) / "twin")
+        except MaxportError as error:
+            return {"verdict": "no-reference", "why": error.what}
+        except Exception as error:
+            return {
+                "verdict": "no-reference",
+                "why": f"no twin: {type(error).__name__}: {error}"[:300],
+            }
+        package = Path(folder) / result.plan.name
+        write_package(result.files, package)
+        proof = prove(result.plan, package, registered, twin)
+    body = proof.to_json()
+    verdict = body["verdict"]
+    why = body["why"]
+    if verdict == "error" and not proof.modes and "v2" not in proof.seconds:
+        verdict = "cannot-load"  # V2 itself does not build from the twin
+    elif verdict == "error":
+        verdict, why = "differs", f"V3 does not trace: {why}"
+    return {
+        "verdict": verdict,
+        "why": why,
+        "max_diff": 0.0 if verdict == "equal" else None,
+        "modes": [m["mode"] for m in body["modes"]],
+        "parameters": body["modes"][0]["parameters"] if body["modes"] else None,
+        "package": body["package"],
+        "seconds": {"migrate": None, **body["seconds"]},
+    }
+
+
+def row_in_worker(name: str) -> dict[str, Any]:
+    """One row in a process of its own; a crash or a hang is that row's `error`."""
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--row", name],
+            capture_output=True, text=True, timeout=ROW_SECONDS,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )  # fmt: skip
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        row: dict[str, Any] = json.loads(lines[-1])
+    except subprocess.TimeoutExpired:
+        row = _failed(name, f"no result within {ROW_SECONDS} s")
+    except (IndexError, ValueError):
+        row = _failed(name, " ".join(done.stderr.split())[-300:])
+    row["seconds"]["row"] = round(time.perf_counter() - start, 1)
+    return row
+
+
+def _failed(name: str, why: str) -> dict[str, Any]:
+    return {
+        "name": name, "verdict": "error", "max_diff": None, "tolerance": 0.0,
+        "engine": "graph-hash", "seconds": {}, "why": why, "classified": "v2",
+    }  # fmt: skip
+
+
+def save(rows: dict[str, dict[str, Any]], machine: str) -> None:
+    """Write the JSON and the table made from it, each in whole."""
+    import importlib.metadata as metadata
+
+    versions = {p: metadata.version(p) for p in ("max", "transformers", "torch", "maxport")}
+    body = {
+        "bench": "migration",
+        "made": datetime.date.today().isoformat(),
+        "versions": versions,
+        "machine": machine,
+        "rows": [rows[name] for name in sorted(rows)],
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for path, text in (
+        (RESULTS / "migration.json", json.dumps(body, indent=1) + "\n"),
+        (RESULTS / "migration.md", table(body)),
+    ):
+        temporary = path.with_suffix(path.suffix + ".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+
+
+def table(body: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    rows = body["rows"]
+    proven = [r for r in rows if r["verdict"] == "equal"]
+    whole = [r for r in proven if r.get("package") == "equal"]
+    v2 = sum(r.get("classified") == "v2" for r in rows)
+    lines = [
+        "# V2 to ModuleV3",
+        "",
+        f"MAX {body['versions']['max']}, {body['machine']}, {body['made']}. "
+        f"{v2} of {len(rows)} classified V2; {len(proven)} proven equal with no hand edits, "
+        f"{len(whole)} of them as a whole package, loaded as serving does.",
+        "",
+        "| architecture | V2 lines | safe | review | manual | verdict | modes | package | why |",
+        "|---|---:|---:|---:|---:|---|---|---|---|",
+    ]
+    for row in rows:
+        found = row.get("counts") or {}
+        numbers = " | ".join(str(found.get(k, "")) for k in ("safe", "review", "manual"))
+        why = str(row.get("why", "")).replace("|", "/").replace("\n", " ")[:160]
+        package = str(row.get("package", "")).replace("|", "/")[:60]
+        modes = ", ".join(row.get("modes") or [])
+        lines.append(
+            f"| {row['name']} | {row.get('lines', '')} | {numbers} | {row['verdict']} "
+            f"| {modes} | {package} | {why} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="architecture folders; all V2 ones if none")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.row:
+        print(json.dumps(run_row(arguments.row)))
+        return
+    path = RESULTS / "migration.json"
+    rows = {r["name"]: r for r in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    names = arguments.names or [n for n in v2_names() if n not in rows]
+    machine = f"{os.cpu_count()} cores {platform.machine().replace('_', '-')}"
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for row in pool.map(row_in_worker, names):
+            rows[row["name"]] = row
+            save(rows, machine)
+            print(f"{row['name']}: {row['verdict']} {row.get('why', '')[:120]}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
