@@ -174,10 +174,9 @@ def _repeats(right: str, zeros: set[str], result: GraphHash) -> tuple[str, ...]:
         result.applied["x + 0 is x"] += 1
         return (add.group(1),)
     cut = _SLICE.match(right)
-    if cut and set(_numbers(cut["starts"])) == {"0"} and set(_numbers(cut["steps"])) == {"1"}:
-        if cut["before"] == cut["after"]:
-            result.applied["a slice of everything is the tensor"] += 1
-            return (cut["value"],)
+    if cut and cut["before"] == cut["after"] and _whole(cut["starts"], cut["steps"]):
+        result.applied["a slice of everything is the tensor"] += 1
+        return (cut["value"],)
     collective = _COLLECTIVE.match(right)
     if collective and collective["before"] == collective["after"]:
         result.applied["a collective over one device is its operand"] += 1
@@ -185,8 +184,9 @@ def _repeats(right: str, zeros: set[str], result: GraphHash) -> tuple[str, ...]:
     return ()
 
 
-def _numbers(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
+def _whole(starts: str, steps: str) -> bool:
+    """True for starts of 0 and steps of 1 on every axis."""
+    return set(starts.split(", ")) == {"0"} and set(steps.split(", ")) == {"1"}
 
 
 def _keep_reachable(

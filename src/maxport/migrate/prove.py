@@ -39,6 +39,7 @@ class Proof:
         engine: `graph-hash`.
         architecture: Registered class the twin was made for.
         modes: One entry per ReturnLogits mode.
+        encoding: Precision both were built in; bfloat16 only where V2 refuses float32.
         package: `equal` when the whole package, loaded as serving does, builds V2's graph.
         why: One sentence where the verdict is not `equal`.
         seconds: Time by step.
@@ -49,6 +50,7 @@ class Proof:
     architecture: str
     modes: list[ModeProof] = field(default_factory=list)
     why: str = ""
+    encoding: str = "float32"
     package: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -82,7 +84,7 @@ def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str
     proof = Proof("error", "graph-hash", class_name)
     start = time.perf_counter()
     try:
-        call = lanes.record_root(plan.root.module, plan.root.name, class_name, twin, device=device)
+        call, proof.encoding = _recorded(plan, class_name, twin, device)
         proof.seconds["v2"] = round(time.perf_counter() - start, 2)
         with lanes.imported(package) as name:
             module = ".".join([name, *plan.places[plan.root.module]])
@@ -95,21 +97,43 @@ def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str
     else:
         _judge(proof)
     if proof.verdict == "equal" and (package / "arch.py").is_file():
-        _prove_package(proof, package, class_name, twin, device)
+        _prove_package(proof, package, twin, device)
     proof.seconds["total"] = round(time.perf_counter() - start, 2)
     return proof
 
 
-def _prove_package(proof: Proof, package: Path, class_name: str, twin: Path, device: str) -> None:
+def _recorded(plan: Plan, class_name: str, twin: Path, device: str) -> tuple[Any, str]:
+    """V2's root call, in float32 where V2 takes it and else in bfloat16, with that encoding's name.
+
+    Some V2 layers insist on bfloat16; that shows only when they are traced.
+    """
+    from maxport.engine import lanes
+
+    failed: Exception | None = None
+    for encoding in ("float32", "bfloat16"):
+        try:
+            call = lanes.record_root(
+                plan.root.module, plan.root.name, class_name, twin, device=device, encoding=encoding
+            )
+            lanes.trace_v2(call, lanes.modes_of(call)[0])
+        except Exception as error:
+            failed = failed or error
+        else:
+            return call, encoding
+    assert failed is not None
+    raise failed
+
+
+def _prove_package(proof: Proof, package: Path, twin: Path, device: str) -> None:
     """Load the package as serving does and compare the graph its pipeline model arrives at."""
     from maxport.engine import graphhash
     from maxport.engine.build import build_native, build_port
 
     try:
-        old = build_native(
-            class_name, twin, lane="v2", return_logits="last", device=device, max_length=128
-        )
-        new = build_port(package, twin, return_logits="last", device=device, max_length=128)
+        same: dict[str, Any] = {"return_logits": "last", "device": device, "max_length": 128}
+        same["encoding"] = proof.encoding
+        old = build_native(proof.architecture, twin, lane="v2", **same)
+        new = build_port(package, twin, **same)
         diff = graphhash.compare_graphs(old.graph, new.graph)
         missing = sorted(set(old.weights) - set(new.weights))
     except MaxportError as error:
