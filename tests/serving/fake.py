@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -85,7 +85,8 @@ def server(faults: Faults, tokenizer: Any = None) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(BrokenPipeError):  # the client gave up
+                self.wfile.write(data)
 
         def do_GET(self) -> None:
             self.reply(faults.status, {"data": [{"id": "fake"}]})

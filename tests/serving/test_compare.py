@@ -16,7 +16,7 @@ from maxport.serving.compare import Check, Comparison, distinct_share
 TEXTS = ("w5 w6 w7", "one two three four", "w9 again w11")
 
 
-def compare(faults: Faults, direct: Any = None) -> dict[str, Check]:
+def compare(faults: Faults, direct: Any = None, pipeline: Any = None) -> dict[str, Check]:
     with server(faults) as url:
         checks = Comparison(
             server=Server(url),
@@ -24,6 +24,7 @@ def compare(faults: Faults, direct: Any = None) -> dict[str, Check]:
             tokenizer=Tokenizer(),
             tolerance=lambda ids, logits: 1e-3,
             direct=direct,
+            pipeline=pipeline,
             texts=TEXTS,
             lengths=(1, 16),
         ).run()
@@ -62,15 +63,26 @@ def test_a_wrong_chat_template() -> None:
     assert checks["chat template"].detail == "5 tokens, the reference 6"
 
 
-def test_a_wrong_graph_and_a_wrong_pipeline_are_told_apart() -> None:
-    wrong = Model(shift=0.5)
-    assert "graph or pipeline" in named(compare(Faults(model=wrong)))
-    checks = compare(Faults(model=wrong), direct=wrong.logits)
-    assert checks["log probabilities"].fault == "graph" and "pipeline" not in named(checks)
-    assert checks["log probabilities"].max_diff > checks["log probabilities"].tolerance
-    assert (
-        compare(Faults(model=wrong), direct=Model().logits)["log probabilities"].fault == "pipeline"
-    )
+@pytest.mark.parametrize(
+    ("direct", "pipeline", "fault"),
+    [
+        (None, None, "graph, pipeline or server"),
+        ("wrong", None, "graph"),
+        ("wrong", "wrong", "graph"),
+        ("right", None, "pipeline or server"),
+        ("right", "wrong", "pipeline"),
+        ("right", "right", "server"),
+        (None, "wrong", "graph or pipeline"),
+    ],
+)
+def test_graph_pipeline_and_server_are_told_apart(
+    direct: str | None, pipeline: str | None, fault: str
+) -> None:
+    runs = {"wrong": Model(shift=0.5).logits, "right": Model().logits, None: None}
+    checks = compare(Faults(model=Model(shift=0.5)), runs[direct], runs[pipeline])
+    found = checks["log probabilities"]
+    assert found.fault == fault and found.max_diff > found.tolerance
+    assert "tokenizer" not in named(checks) and checks["sampler"].verdict == "equal"
 
 
 def test_a_sampler_that_does_not_choose_the_most_likely_token() -> None:

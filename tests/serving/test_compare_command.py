@@ -78,7 +78,7 @@ def test_a_right_server_agrees(model: Path) -> None:
 def test_a_wrong_server_of_a_right_port_is_a_pipeline_fault(model: Path) -> None:
     faults = Faults(model=Served(model, error=2.0), tokens=lambda ids: [1, *ids])
     code, report = run(model, faults, "--port-dir", str(FIXTURE))
-    assert code == 1 and report["faults"] == ["pipeline", "tokenizer"]
+    assert code == 1 and report["faults"] == ["pipeline or server", "tokenizer"]
 
 
 def test_no_server_is_bad_input(model: Path) -> None:

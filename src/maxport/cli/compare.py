@@ -23,6 +23,12 @@ from maxport.serving.compare import Check
     type=click.Path(path_type=Path),
     help="The port: its graph is run directly to tell a graph fault from a pipeline fault.",
 )
+@click.option(
+    "--pipeline",
+    is_flag=True,
+    help="With --port-dir: also run MAX's pipeline in this process (compiles), to tell a pipeline "
+    "fault from a server fault.",
+)
 @click.option("--slug", default="", help="Name of the port, for the report.")
 @click.option("--prompt", "prompts", multiple=True, help="Instead of the built-in prompts.")
 @click.option("--max-tokens", default=256, show_default=True, help="Longest continuation.")
@@ -39,6 +45,7 @@ def command(
     port: int,
     host: str,
     port_dir: Path | None,
+    pipeline: bool,
     slug: str,
     prompts: tuple[str, ...],
     max_tokens: int,
@@ -72,6 +79,7 @@ def command(
             tokenizer=tokenizer,
             tolerance=_tolerance(reference, dtype),
             direct=_direct(port_dir, folder) if port_dir is not None else None,
+            pipeline=_pipeline(port_dir, folder, dtype) if port_dir and pipeline else None,
             texts=prompts or TEXTS,
             lengths=[n for n in LENGTHS if n <= max_tokens] or [max_tokens],
             say=say,
@@ -142,5 +150,19 @@ def _direct(port_dir: Path, folder: Path) -> Callable[[Sequence[int]], Any]:
             built.append(EvaluatedRunner(build_port(port_dir, folder)))
         built[0].reset()
         return built[0].step({0: list(ids)})[0]
+
+    return logits
+
+
+def _pipeline(port_dir: Path, folder: Path, dtype: str) -> Callable[[Sequence[int]], Any]:
+    """Next-token logits of MAX's pipeline with the port, compiled on the first call."""
+    made: list[Any] = []
+
+    def logits(ids: Sequence[int]) -> Any:
+        from maxport.engine.pipeline_run import PipelineRun
+
+        if not made:
+            made.append(PipelineRun(port_dir, folder, encoding=dtype))
+        return made[0].logits(ids)
 
     return logits

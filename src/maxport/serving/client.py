@@ -44,11 +44,12 @@ class Server:
     timeout_s: float = 120.0
     model: str = ""
     gives_logprobs: bool = field(default=True, init=False)
+    _http: httpx.Client = field(default_factory=httpx.Client, init=False, repr=False)
 
     def healthy(self) -> bool:
         """Whether the server answers and has loaded its model."""
         try:
-            return httpx.get(f"{self.url}/v1/health", timeout=5.0).status_code == 200
+            return self._http.get(f"{self.url}/v1/health", timeout=5.0).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -111,7 +112,7 @@ class Server:
     def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         where = f"{self.url}{path}"
         try:
-            answer = httpx.request(method, where, json=body, timeout=self.timeout_s)
+            answer = self._http.request(method, where, json=body, timeout=self.timeout_s)
         except httpx.TimeoutException as error:
             raise MaxportError(
                 f"the server did not answer within {self.timeout_s:.0f} s", where=where

@@ -38,8 +38,9 @@ class Check:
         name: What was compared.
         verdict: Its outcome.
         detail: What was found, or why it was not run.
-        fault: Which part is at fault: `tokenizer`, `chat template`, `graph`, `pipeline`,
-            `graph or pipeline` or `sampler`; empty where nothing is.
+        fault: Which part is at fault: `tokenizer`, `chat template`, `sampler`, `graph`,
+            `pipeline`, `server`, or several of the last three where nothing tells them apart;
+            empty where nothing is.
         max_diff: Largest difference of log probabilities, where they were compared.
         tolerance: What was allowed.
     """
@@ -62,6 +63,7 @@ class Comparison:
         tokenizer: The checkpoint's Hugging Face tokenizer.
         tolerance: Largest difference of two logits allowed after given ids.
         direct: Logits of the port's graph run directly, (positions, vocab); None without a port.
+        pipeline: Logits after all ids from MAX's pipeline in this process, (1, vocab); or None.
         texts: Prompts.
         lengths: Numbers of tokens to continue them by.
         say: Told in a few words what is being done.
@@ -72,6 +74,7 @@ class Comparison:
     tokenizer: Any
     tolerance: Callable[[Sequence[int], np.ndarray], float]
     direct: Callable[[Sequence[int]], np.ndarray] | None = None
+    pipeline: Callable[[Sequence[int]], np.ndarray] | None = None
     texts: Sequence[str] = TEXTS
     lengths: Sequence[int] = LENGTHS
     say: Callable[[str], None] = field(default=lambda text: None)
@@ -172,12 +175,18 @@ class Comparison:
         return min(gap, 1e9), best == self.tokenizer.decode([int(ranked[0])])
 
     def _graph_fault(self, ids: Sequence[int], logits: np.ndarray) -> str:
-        """Whether the graph itself is wrong, found by running it without a server."""
-        if self.direct is None:
-            return "graph or pipeline"
-        self.say("the port's graph, run directly")
-        gap = float(np.abs(self.direct(ids)[-1] - logits[-1]).max())
-        return "graph" if gap > self.tolerance(ids, logits) else "pipeline"
+        """Whether the graph itself is wrong, its pipeline, or only what the server does."""
+        allowed = self.tolerance(ids, logits)
+        if self.direct is not None:
+            self.say("the port's graph, run directly")
+            if float(np.abs(self.direct(ids)[-1] - logits[-1]).max()) > allowed:
+                return "graph"
+        if self.pipeline is not None:
+            self.say("MAX's pipeline, without the server")
+            if float(np.abs(self.pipeline(ids)[-1] - logits[-1]).max()) <= allowed:
+                return "server"
+            return "graph or pipeline" if self.direct is None else "pipeline"
+        return "graph, pipeline or server" if self.direct is None else "pipeline or server"
 
     def continuations(self) -> list[Check]:
         """Greedy text at every length, what the sampler chose, and whether text collapses."""
@@ -269,5 +278,5 @@ def collapse(found: str, expected: str) -> Check:
     ours, theirs = distinct_share(found), distinct_share(expected)
     detail = f"{ours:.0%} distinct runs, the reference {theirs:.0%}"
     if ours < COLLAPSE <= theirs:
-        return Check("collapse", "differs", detail, "graph or pipeline")
+        return Check("collapse", "differs", detail, "graph, pipeline or server")
     return Check("collapse", "equal", detail)
