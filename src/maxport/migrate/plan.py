@@ -124,6 +124,9 @@ def find_root(kinds: Kinds, target: Target) -> Definition:
     if not candidates:  # graphs made by `with Graph(...)` in the pipeline model
         layers = sorted((d for d in built if kinds.of(d) == "layer"), key=lambda d: d.dotted)
         candidates = [((0, 0, i), definition) for i, definition in enumerate(layers)]
+    if not candidates:  # a component or a single file: the last layer defined holds the others
+        layers = [Definition(module, name) for module in own for name in _layers_of(kinds, module)]
+        candidates = [((0, 0, -i), definition) for i, definition in enumerate(layers)]
     if not candidates:
         raise MaxportError(
             "no V2 model graph found here",
@@ -132,6 +135,12 @@ def find_root(kinds: Kinds, target: Target) -> Definition:
         )
     chosen = [item for item in candidates if item[1] in built] or candidates
     return min(chosen, key=lambda item: item[0])[1]
+
+
+def _layers_of(kinds: Kinds, module: str) -> list[str]:
+    source = kinds.sources.module(module)
+    names = list(source.classes) if source else []
+    return [n for n in names if kinds.walk.lane_of(Definition(module, n))[::2] == ("v2", "layer")]
 
 
 def _built_by_pipelines(kinds: Kinds, target: Target) -> set[Definition]:

@@ -1,0 +1,166 @@
+"""`maxport migrate`: packages, originals, reports, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from maxport.cli.migrate import command
+from maxport.errors import MaxportError
+from maxport.migrate import report
+from maxport.migrate.classify import classify
+from maxport.migrate.run import migrate
+from maxport.migrate.sources import max_folder
+from maxport.migrate.target import open_target
+
+ARCHITECTURES = max_folder() / "pipelines" / "architectures"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of bert, migrated beside itself."""
+    folder = tmp_path_factory.mktemp("arch") / "bert"
+    shutil.copytree(ARCHITECTURES / "bert", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    before = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    result = run(str(folder), "--json")
+    assert result.exit_code == 0, result.output
+    (folder.parent / "report.json").write_text(result.output)
+    assert {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()} == before
+    return folder
+
+
+def test_the_package_is_whole_and_v3(bert: Path) -> None:
+    package = bert.parent / "bert_modulev3"
+    for name in ("__init__", "arch", "model", "graph", "inputs", "batch_processor"):
+        text = (package / f"{name}.py").read_text()
+        compile(text, name, "exec")
+        assert "from .." not in text
+    assert "ARCHITECTURES = [bert_arch]" in (package / "__init__.py").read_text()
+    assert 'name="BertModel_ModuleV3"' in (package / "arch.py").read_text()
+    assert classify(open_target(str(package))).lane == "v3"
+    graph = (package / "graph.py").read_text()
+    assert "TensorValue" not in graph
+    assert "# [1, seq_len]" in graph  # comments survive
+    assert graph.startswith("# ===---")
+    assert [p for p in bert.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_the_report_counts_and_points_at_v2_lines(bert: Path) -> None:
+    body = json.loads((bert.parent / "report.json").read_text())
+    assert body["counts"]["manual"] == 0
+    assert sum(body["counts"].values()) == len(body["changes"])
+    lines = (bert / "graph.py").read_text().splitlines()
+    for change in body["changes"]:
+        if change["file"] == "graph.py" and "ops.softmax" in change["what"]:
+            assert "ops.softmax" in lines[change["line"] - 1]
+            break
+    else:
+        raise AssertionError("no rewrite of ops.softmax")
+
+
+def test_migrating_the_result_changes_nothing(bert: Path) -> None:
+    result = run(str(bert.parent / "bert_modulev3"))
+    assert result.exit_code == 0
+    assert "nothing to do" in result.output
+
+
+def test_an_existing_package_is_kept_unless_forced(bert: Path) -> None:
+    package = bert.parent / "bert_modulev3"
+    mark = package / "mine.txt"
+    mark.write_text("kept")
+    result = run(str(bert))
+    assert isinstance(result.exception, MaxportError)
+    assert "exists already" in str(result.exception)
+    assert mark.read_text() == "kept"
+    assert run(str(bert), "--force").exit_code == 0
+    assert not mark.exists()
+
+
+def test_check_writes_nothing(tmp_path: Path) -> None:
+    result = run("mpnet", "--check", "-o", str(tmp_path))
+    assert result.exit_code == 1
+    assert list(tmp_path.iterdir()) == []
+    assert run("mpnet_modulev3", "--check").exit_code == 0
+
+
+def test_html_report_is_one_page(tmp_path: Path) -> None:
+    result = migrate(open_target("mpnet"))
+    assert result is not None
+    page = report.to_html(result, {"summary": "equal"})
+    assert "<script" not in page
+    assert "Proof: equal" in page
+    assert page.count("<details>") == len(result.before)
+    assert "+from max.experimental import functional as F" in report.diff_of(result, "graph.py")
+
+
+def test_a_single_file_with_its_own_layers(tmp_path: Path) -> None:
+    file = tmp_path / "block.py"
+    file.write_text(
+        "from max.graph import TensorValue, ops\n"
+        "from max.nn.layer import Module\n\n\n"
+        "class Gate(Module):\n"
+        "    def __call__(self, x: TensorValue) -> TensorValue:\n"
+        "        return ops.silu(x) * x\n"
+    )
+    before = file.read_bytes()
+    result = run(str(file))
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "block_modulev3" / "block.py").read_text()
+    assert "class Gate(Module[[Tensor], Tensor]):" in text
+    assert "return F.silu(x) * x" in text
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.py", b"class (:\n", "not valid Python"),
+        ("latin.py", b"# caf\xe9\nfrom max.nn.layer import Module\n", "not UTF-8"),
+        ("plain.py", b"x = 1\n", "not a MAX model"),
+        ("notes.txt", b"x", "not a Python file"),
+    ],
+)
+def test_bad_files_are_refused_and_nothing_is_written(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    result = run(str(tmp_path / name))
+    assert isinstance(result.exception, MaxportError)
+    assert message in str(result.exception)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_circular_imports_end_in_an_answer(tmp_path: Path) -> None:
+    folder = tmp_path / "ring"
+    folder.mkdir()
+    (folder / "a.py").write_text("from .b import B\nclass A(B): pass\n")
+    (folder / "b.py").write_text("from .a import A\nclass B(A): pass\n")
+    result = run(str(folder))
+    assert isinstance(result.exception, MaxportError)
+    assert "not a MAX model" in str(result.exception)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    result = run("mpnet", "-o", str(tmp_path / "out"))
+    assert isinstance(result.exception, MaxportError)
+    assert "cannot write" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_proof_of_an_encoder(tmp_path: Path) -> None:
+    result = run("bert", "-o", str(tmp_path), "--prove", "--json")
+    body = json.loads(result.output[result.output.index("{\n") :])
+    assert body["proof"]["verdict"] == "equal"
+    assert body["proof"]["modes"][0]["parameters"] == 37
+    assert result.exit_code == 0
