@@ -67,6 +67,7 @@ def build_port(
     encoding: str = "float32",
     max_length: int | None = None,
     check_kernels: bool = True,
+    trust_remote_code: bool = False,
 ) -> BuiltGraph:
     """Build the graph of the port in `port_dir` for the checkpoint in `model_dir`.
 
@@ -79,6 +80,7 @@ def build_port(
         encoding: MAX's name of the working precision; any one, also if serving would refuse it.
         max_length: Longest sequence in tokens; the checkpoint's own limit if None.
         check_kernels: Check every kernel call against its signature, as serving does.
+        trust_remote_code: Whether the checkpoint's own code may run.
 
     Raises:
         MaxportError: The port does not import, is not for this checkpoint, or does not build.
@@ -104,6 +106,7 @@ def build_port(
             encoding=encoding,
             max_length=max_length,
             check_kernels=check_kernels,
+            trust_remote_code=trust_remote_code,
             where=str(port_dir),
         )
 
@@ -119,6 +122,7 @@ def build_native(
     encoding: str = "float32",
     max_length: int | None = None,
     check_kernels: bool = True,
+    trust_remote_code: bool = False,
 ) -> BuiltGraph:
     """Build the graph of MAX's own architecture `class_name`; arguments as for `build_port`.
 
@@ -140,6 +144,7 @@ def build_native(
         encoding=encoding,
         max_length=max_length,
         check_kernels=check_kernels,
+        trust_remote_code=trust_remote_code,
         where=architecture.name,
     )
 
@@ -175,6 +180,7 @@ def _build(
     encoding: str,
     max_length: int | None,
     check_kernels: bool,
+    trust_remote_code: bool,
     where: str,
 ) -> BuiltGraph:
     if return_logits not in RETURN_LOGITS:
@@ -182,7 +188,9 @@ def _build(
     specs = _device_specs(device, devices)
     try:
         with registry.registered(architecture, class_name, encoding) as arch:
-            config = _pipeline_config(arch, model_dir, specs, encoding, max_length)
+            config = _pipeline_config(
+                arch, model_dir, specs, encoding, max_length, trust_remote_code
+            )
             model, recorded = _construct(arch, config, specs, device, return_logits, check_kernels)
     except MaxportError:
         raise
@@ -212,7 +220,12 @@ def _build(
 
 
 def _pipeline_config(
-    arch: Any, model_dir: Path, specs: list[Any], encoding: str, max_length: int | None
+    arch: Any,
+    model_dir: Path,
+    specs: list[Any],
+    encoding: str,
+    max_length: int | None,
+    trust_remote_code: bool,
 ) -> Any:
     """MAX's PipelineConfig for a folder; what the CLI would build from its flags."""
     from max.pipelines.lib import PipelineArgs, PipelineConfig
@@ -225,6 +238,7 @@ def _pipeline_config(
             quantization_encoding=encoding,
             device_specs=specs,
             task=arch.task,
+            trust_remote_code=trust_remote_code,
             runtime={
                 "prefer_module_v3": lane_v3,
                 "max_batch_size": 4,

@@ -40,6 +40,7 @@ class Subject:
         devices: How many.
         encoding: Working precision.
         max_length: Longest sequence to build for; the checkpoint's limit if None.
+        trust_remote_code: Whether the checkpoint's own code may run.
         seconds: Wall time by phase, added to.
     """
 
@@ -52,6 +53,7 @@ class Subject:
     devices: int
     encoding: str
     max_length: int | None = None
+    trust_remote_code: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -70,6 +72,7 @@ class Subject:
             "encoding": self.encoding,
             "max_length": self.max_length,
             "check_kernels": mode == "all",
+            "trust_remote_code": self.trust_remote_code,
         }
         begun = time.perf_counter()
         if self.port_dir is not None:
@@ -160,6 +163,7 @@ def verify_port(
             devices,
             encoding,
             max_length,
+            trust_remote_code,
         )
         blank = Report(
             "cannot-judge",
@@ -177,7 +181,7 @@ def verify_port(
         )
         judge = _Judge(subject, blank, steps, max_positions, seed, progress or (lambda text: None))
         judge.notes += notes
-        report = judge.run(Path(temp), trust_remote_code)
+        report = judge.run(Path(temp))
     subject.add("total", time.perf_counter() - begun)
     return report
 
@@ -198,7 +202,7 @@ class _Judge:
         self.steps, self.max_positions, self.seed = steps, max_positions, seed
         self.notes: list[str] = []
 
-    def run(self, temp: Path, trust_remote_code: bool) -> Report:
+    def run(self, temp: Path) -> Report:
         """The report, whatever happens along the way."""
         begun = time.perf_counter()
         self.progress("importing MAX")
@@ -209,7 +213,9 @@ class _Judge:
         begun = time.perf_counter()
         self.progress("loading the reference")
         try:
-            reference = load_reference(self.subject.folder, trust_remote_code=trust_remote_code)
+            reference = load_reference(
+                self.subject.folder, trust_remote_code=self.subject.trust_remote_code
+            )
         except NoReference as error:
             return replace(self.blank, verdict="no-reference", why=_line(error))
         self.notes += reference.notes

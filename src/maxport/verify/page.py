@@ -85,12 +85,21 @@ def _section(row: Row) -> str:
         for w in row.worst
     )
     return (
-        f"<h2>{escape(row.name)}</h2>{_chart(row, allowed)}"
+        f"<h2>{escape(row.name)}</h2>{_chart(row, allowed)}{_legend(row)}"
         f"<p class='quiet'>Tolerance: {derivation}</p>"
         "<table><tr><th class='n'>sequence</th><th class='n'>position</th><th class='n'>token</th>"
         "<th class='n'>reference</th><th class='n'>port</th><th class='n'>difference</th></tr>"
         f"{worst}</table>"
     )
+
+
+def _legend(row: Row) -> str:
+    marks = "".join(
+        f"<span style='color:{_COLOURS[index % len(_COLOURS)]}'>&#9644; sequence {key}, "
+        f"{len(series)} positions</span> "
+        for index, (key, series) in enumerate(row.per_position.items())
+    )
+    return f"<p class='quiet'>Largest logit difference at each position: {marks}</p>"
 
 
 def _chart(row: Row, allowed: float) -> str:
