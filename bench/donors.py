@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import platform
 import re
+import signal
 import time
 import warnings
 from functools import cache
@@ -36,6 +37,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 OUT = RESULTS / "donors.json"
+#: Seconds one model may take; scans unrolled over time have thousands of operations.
+LIMIT = 240
 
 
 def main() -> None:
@@ -46,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rerank", action="store_true", help="use fingerprints kept before")
     options = parser.parse_args()
     if options.prints:
-        refresh_prints(options.jobs)
+        refresh_prints(options.models, options.jobs)
         return
     rows = {row["name"]: row for row in _stored()}
     wanted = options.models or [m for m in model_types() if m not in rows]
@@ -68,17 +71,19 @@ def _pool(jobs: int) -> concurrent.futures.Executor:
     return concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context)
 
 
-def refresh_prints(jobs: int) -> None:
-    """Measure every donor's fingerprint and write the table that ships with maxport."""
+def refresh_prints(wanted: list[str], jobs: int) -> None:
+    """Measure the donors' fingerprints, or those named, and write the table that ships."""
     from maxport.plan.donors import SHIPPED, donors, keep, versions
 
-    types = sorted({donor.model_type for donor in donors()})
-    prints = {}
+    every = sorted({donor.model_type for donor in donors()})
+    types = [name for name in every if not wanted or name in wanted]
+    prints = json.loads(SHIPPED.read_text())["prints"] if wanted else {}
     with _pool(jobs) as pool:
         for name, row in zip(types, pool.map(_measured, types), strict=True):
             prints[name] = row
             keep(name, row)
             print(f"{name:24} {row.get('error', 'ok')[:120]}", flush=True)
+    prints = {name: prints[name] for name in every if name in prints}
     body = {"versions": versions(), "prints": prints}
     temp = SHIPPED.with_suffix(".tmp")
     temp.write_text(json.dumps(body, separators=(",", ":")) + "\n")
@@ -89,7 +94,15 @@ def _measured(model_type: str) -> dict[str, Any]:
     _quiet()
     from maxport.plan.donors import measure
 
-    return measure(model_type)
+    def late(*_: object) -> None:
+        raise TimeoutError(f"tracing and recognising took more than {LIMIT} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT)
+    try:
+        return measure(model_type)
+    finally:
+        signal.alarm(0)
 
 
 def _quiet() -> None:

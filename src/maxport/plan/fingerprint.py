@@ -7,6 +7,7 @@ neither do sizes: two models with equal fingerprints differ in weights, sizes an
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +18,8 @@ from maxport.plan.slots import Token, layer_slots, outer_slots
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from maxport.idioms import Values
 
 #: Raise it when what a fingerprint holds changes; stored fingerprints of other versions are void.
 SCHEMA = 1
@@ -62,7 +65,6 @@ def fingerprint(config: PreTrainedConfig) -> Fingerprint:
     Raises:
         MaxportError: If no twin runs, or it cannot be traced.
     """
-    from maxport.idioms import recognise
     from maxport.trace.study import trace_twin
     from maxport.twin import decoder_config, twin_config
 
@@ -71,10 +73,25 @@ def fingerprint(config: PreTrainedConfig) -> Fingerprint:
     if key in _MEASURED:
         return _MEASURED[key]
     graph, values, model = trace_twin(twin_config(decoder_config(config)))
-    recognise(graph, values)
+    _recognise(graph, values)
     names = sorted({re.sub(r"\d+", "*", n) for n, _ in model.named_parameters()})
     _MEASURED[key] = read_graph(graph, type(model).__name__, names)
     return _MEASURED[key]
+
+
+def _recognise(graph: Graph, values: Values) -> None:
+    """Recognise idioms in place; what a pass cannot evaluate stays a plain operation.
+
+    Scans over time have lengths that no proof can choose; they count as what they are made of.
+    """
+    from maxport.idioms import PASSES
+    from maxport.idioms.base import Recogniser
+
+    recogniser = Recogniser(graph, values)
+    for idiom in PASSES:
+        with contextlib.suppress(ValueError, IndexError):
+            idiom.match(recogniser)
+    graph.sweep()
 
 
 def read_graph(graph: Graph, model: str, weights: Iterable[str]) -> Fingerprint:
