@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maxport.engine.build import BuiltGraph
 
 #: Inputs that live as long as the cache does; all others are made for each step.
-_POOLS = ("kv_blocks", "kv_scales", "pool", "signal")
+_POOLS = ("kv_blocks", "kv_scales", "pool", "slot_pool", "signal")
 
 
 class PagedCache:
@@ -102,6 +102,8 @@ class PagedCache:
             "return_n_logits": lambda: [return_n_logits],
             "data_parallel_splits": lambda: [0, len(batch)],
             "batch_context_lengths": lambda: [sum(counts) + sum(cached)],
+            "state_slots": lambda: [self._slots[key] + 1 for key in batch],
+            "has_initial_state": lambda: [length > 0 for length in cached],
             "cache_lengths": lambda: cached,
             "lookup_table": lambda: self._lookup_table(batch),
             "scales_lookup_table": lambda: self._lookup_table(batch),
@@ -152,7 +154,7 @@ class PagedCache:
         if role.name == "signal":
             return torch.zeros([int(size or 0) for size in role.shape], dtype=dtype)
         sizes = [size if size is not None else self._pool_rows(role) for size in role.shape]
-        if role.name == "pool":  # MAX hands out zeroed recurrent states
+        if role.name in ("pool", "slot_pool"):  # MAX hands out zeroed recurrent states
             return torch.zeros(sizes, dtype=dtype)
         if role.name == "kv_blocks_per_layer.0" and (role.group, role.device) in shared:
             return shared[role.group, role.device]

@@ -135,6 +135,13 @@ def _batch_role(kind: Any) -> str:
         return "data_parallel_splits"
     if kind.dtype.name == "int32" and dims == ["1"]:
         return "batch_context_lengths"
+    # NemotronH keeps its recurrent states beside the cache, one slot per sequence.
+    if type(kind).__name__ == "BufferType" and dims[0] == "max_slots":
+        return "slot_pool"
+    if kind.dtype.name == "uint32" and dims == ["batch_size"]:
+        return "state_slots"
+    if kind.dtype.name == "bool" and dims == ["has_initial_state_len"]:
+        return "has_initial_state"
     raise MaxportError(
         f"a graph input of unknown meaning: {kind.dtype.name}[{', '.join(dims)}]",
         fix="declare the inputs as MAX's batch processors do (ragged_batch_inputs)",
