@@ -27,7 +27,7 @@ from maxport.gates.base import GateResult
 @click.option(
     "--encoding",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Default: float32 on CPU, else as stored.",
+    help="Default: float32 on CPU, bfloat16 on GPU.",
 )
 @click.option("--twin", is_flag=True, help="Build on a small random twin, not on the weights.")
 @click.option("--time-limit", default=120.0, show_default=True, help="Seconds for the dry builds.")

@@ -65,7 +65,7 @@ def run_gates(
         revision: Branch, tag or commit on the Hub.
         trust_remote_code: Whether code in the checkpoint may be used.
         device: `cpu` or `gpu`, simulated where there is none.
-        encoding: Dtype to build in; if None float32 on CPU, on GPU the stored one.
+        encoding: Dtype to build in; if None float32 on CPU, bfloat16 on GPU.
         twin: Build on a small random twin instead of the checkpoint's weights; always done where
             there are none, where they are on the Hub, and where memory does not hold them.
         limit_s: Seconds after which building is stopped.
@@ -86,7 +86,7 @@ def run_gates(
         steps={},
         device=device,
     )
-    encoding = encoding or _encoding(subject)
+    encoding = encoding or _encoding(device)
     with tempfile.TemporaryDirectory(prefix="maxport-gates-") as temp:
         judged = None
         if checkpoint is not None and not checkpoint.other_weights:
@@ -141,9 +141,6 @@ def _class_name(config: dict[str, Any]) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def _encoding(subject: Subject) -> str:
-    """The encoding of the stored dtype; float32 on CPU, where MAX runs nothing else."""
-    if subject.device == "cpu":
-        return "float32"
-    wanted = arch.ENCODING.get(arch.stored_dtype(subject), "bfloat16")
-    return wanted if wanted in ("float32", "bfloat16") else "bfloat16"
+def _encoding(device: str) -> str:
+    """What MAX serves an unquantised checkpoint in: float32 on CPU, else bfloat16."""
+    return "float32" if device == "cpu" else "bfloat16"
