@@ -129,6 +129,41 @@ def _with_mode(call: RootCall, mode: str | None) -> tuple[tuple[Any, ...], dict[
     return tuple(map(changed, call.args)), {k: changed(v) for k, v in call.kwargs.items()}
 
 
+def in_bfloat16(call: RootCall) -> RootCall:
+    """The same call with bfloat16 for float32: in configs, cache parameters and input types.
+
+    For layers that insist on bfloat16, where the CPU pipeline would only build float32.
+    """
+    from max.dtype import DType
+
+    def retyped(value: Any) -> Any:
+        if getattr(value, "dtype", None) == DType.float32:
+            value = copy.copy(value)
+            object.__setattr__(value, "dtype", DType.bfloat16)
+        if isinstance(children := getattr(value, "children", None), dict):
+            value = copy.copy(value)
+            inner = {key: retyped(child) for key, child in children.items()}
+            object.__setattr__(value, "children", inner)
+        if (kv_params := getattr(value, "kv_params", None)) is not None:
+            value = copy.copy(value)
+            object.__setattr__(value, "kv_params", retyped(kv_params))
+        return value
+
+    def retyped_input(kind: Any) -> Any:
+        if kind.dtype != DType.float32:
+            return kind
+        return type(kind)(DType.bfloat16, kind.shape, kind.device)
+
+    return RootCall(
+        call.cls,
+        tuple(map(retyped, call.args)),
+        {key: retyped(value) for key, value in call.kwargs.items()},
+        tuple(map(retyped_input, call.input_types)),
+        retyped(call.kv_params),
+        call.device,
+    )
+
+
 def modes_of(call: RootCall) -> tuple[str | None, ...]:
     """The ReturnLogits modes a root knows; `(None,)` for encoders."""
     values = [*call.args, *call.kwargs.values()]
