@@ -31,7 +31,7 @@ V3 = "_ModuleV3"
 TASKS = ("TEXT_GENERATION", "EMBEDDINGS_GENERATION")
 
 #: Rows that share a process; importing torch, transformers and MAX takes longer than most rows.
-BATCH = 5
+BATCH = 3
 ROW_SECONDS = 400
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -22,27 +23,37 @@ class Encoder:
     weights: dict[str, Any]
 
 
+class Recorded(BaseException):
+    """Carries the recorded graphs out of the build, before it looks for a decoder's inputs."""
+
+    def __init__(self, staged: list[Any]) -> None:
+        super().__init__()
+        self.staged = staged
+
+
 def build_embedding(name: str, folder: Path, lane: str, device: str, encoding: str) -> Encoder:
-    """Build the encoder as serving does; its inputs are not a language model's.
+    """Build the encoder as serving does.
+
+    `build_native` does everything but the last step, which is about decoders: an encoder has no
+    cache, and its inputs are a padded rectangle or a ragged batch.
 
     Raises:
         MaxportError: MAX refuses the checkpoint.
     """
-    from maxport.engine import build, registry
+    from maxport.engine import build
 
-    architecture = registry.native_architecture(name, lane)
-    specs = build._device_specs(device, 1)
+    def stop(recorded: list[Any], *rest: Any) -> None:
+        raise Recorded(recorded)
+
     try:
-        with registry.registered(architecture, name, encoding) as arch:
-            config = build._pipeline_config(arch, folder, specs, encoding, 64)
-            _, recorded = build._construct(arch, config, specs, device, "last", False)
-    except MaxportError:
-        raise
-    except Exception as error:
-        raise MaxportError(f"the graph does not build: {build._first_cause(error)}") from error
-    if not recorded:
-        raise MaxportError("the graph does not build: nothing was compiled")
-    return Encoder(recorded[-1].graph, dict(recorded[-1].weights))
+        with mock.patch.object(build, "_decoder", stop):
+            build.build_native(
+                name, folder, lane=lane, device=device, encoding=encoding, max_length=64
+            )
+    except Recorded as found:
+        if found.staged:
+            return Encoder(found.staged[-1].graph, dict(found.staged[-1].weights))
+    raise MaxportError("the graph does not build: nothing was compiled")
 
 
 def embedding_model(built: Encoder, folder: Path) -> tuple[float, float, int, str]:

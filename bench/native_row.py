@@ -59,6 +59,20 @@ YARN = {
     "mscale_all_dim": 1.0,
 }
 
+#: Tensor names of published checkpoints where transformers saves others (NemotronH).
+PUBLISHED_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
+
+#: A small encoder, in the names that encoders' configs share.
+ENCODER_SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 132,
+    "layer_norm_eps": 3e-4,
+}
+
 #: Ragged prefill, chunks and decode through the cache; sequence -> (begin, end) of its tokens.
 SCHEDULE: tuple[dict[int, tuple[int, int]], ...] = (
     {0: (0, 23), 1: (0, 4)},
@@ -157,6 +171,11 @@ def difference(found: Judged) -> str:
     return f"{found.compared} differ by up to {found.max_diff:.2g}, tolerance {found.tolerance:.2g}"
 
 
+def generates(cls: Any) -> bool:
+    """Whether a transformers class is a language model; the others here are encoders."""
+    return "CausalLM" in cls.__name__ or "ConditionalGeneration" in cls.__name__
+
+
 @functools.cache
 def twin_of(name: str) -> Any:
     """The small config of a transformers class, searched for once."""
@@ -165,7 +184,10 @@ def twin_of(name: str) -> Any:
     from maxport.twin import twin_config
 
     # Not by model type: importing MAX registers config classes of its own over transformers'.
-    config = getattr(transformers, name).config_class()
+    cls = getattr(transformers, name)
+    if not generates(cls):
+        return cls.config_class(**ENCODER_SIZES)
+    config = cls.config_class()
     text = config.get_text_config(decoder=True)
     if getattr(text, "is_decoder", None) is False and not config.is_encoder_decoder:
         text.is_decoder = True
@@ -190,6 +212,7 @@ def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) 
         folder = save(cls, config, temp / "twin", getattr(torch, encoding))
     except MaxportError as error:
         raise NotJudged("no-reference", f"no twin of {name}: {error}") from error
+    rename_tensors(folder)
     path = folder / "config.json"
     written = json.loads(path.read_text("utf-8"))
     published = {**PUBLISHED_KEYS, **PUBLISHED_ROUTING.get(cls.config_class.model_type, {})}
@@ -198,6 +221,17 @@ def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) 
     written["architectures"] = [name]
     path.write_text(json.dumps(coherent({**written, **added}), indent=2), "utf-8")
     return folder
+
+
+def rename_tensors(folder: Path) -> None:
+    """Give tensors the names of published checkpoints, which transformers changes on loading."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    if tensors.keys() & PUBLISHED_NAMES.keys():
+        renamed = {PUBLISHED_NAMES.get(name, name): value for name, value in tensors.items()}
+        save_file(renamed, path, metadata={"format": "pt"})
 
 
 def derived_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,14 +256,16 @@ def coherent(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(cls: Any, config: Any, folder: Path, dtype: Any) -> Path:
-    """Write the twin; encoders, which are no causal LMs, are built by their own class."""
+    """Write the twin; encoders are no causal LMs, which is what `save_twin` writes."""
+    import transformers
+
     from maxport.twin import save_twin
     from maxport.twin.model import randomise
 
-    if "CausalLM" in cls.__name__ or "ConditionalGeneration" in cls.__name__:
+    if generates(cls):
         return Path(save_twin(config, folder, dtype=dtype))
-    config.is_decoder = False
-    model = cls(config).to(dtype).eval()
+    # Embedding checkpoints are published as the bare encoder, whatever class they name.
+    model = transformers.AutoModel.from_config(config).to(dtype).eval()
     randomise(model, 1)
     model.save_pretrained(folder)
     return folder
@@ -364,7 +400,8 @@ def _other_rope(value: Any) -> Iterator[dict[str, Any]]:
     for key, inner in value.items():
         if isinstance(inner, bool):
             yield {**value, key: not inner}
-        elif isinstance(inner, dict):
+    for key, inner in value.items():
+        if isinstance(inner, dict):
             yield from ({**value, key: other} for other in _other_rope(inner))
         elif isinstance(inner, float) and key in ("factor", "rope_theta", "partial_rotary_factor"):
             yield from ({**value, key: other} for other in (1.0, 10000.0) if other > inner / 2)
