@@ -16,8 +16,10 @@ from maxport.serving.compare import Check, Comparison, distinct_share
 TEXTS = ("w5 w6 w7", "one two three four", "w9 again w11")
 
 
-def compare(faults: Faults, direct: Any = None, pipeline: Any = None) -> dict[str, Check]:
-    with server(faults) as url:
+def compare(
+    faults: Faults, direct: Any = None, pipeline: Any = None, tokenizer: Any = None
+) -> dict[str, Check]:
+    with server(faults, tokenizer) as url:
         checks = Comparison(
             server=Server(url),
             reference=Model(),
@@ -48,13 +50,21 @@ def test_an_extra_token_before_the_prompt_is_the_tokenizer() -> None:
     checks = compare(Faults(tokens=lambda ids: [1, *ids]))
     assert checks["token counts"].fault == checks["text against ids"].fault == "tokenizer"
     assert "4 tokens, the reference 3" in checks["token counts"].detail
-    assert checks["log probabilities"].verdict == "equal"
+    assert checks["log probabilities"].verdict == "equal" and named(checks) == {"tokenizer"}
+    assert "the tokenizer differs" in checks["greedy 16"].detail
 
 
 def test_other_tokens_of_equal_count_are_the_tokenizer() -> None:
-    checks = compare(Faults(tokens=lambda ids: ids[::-1]))
-    assert checks["token counts"].verdict == "equal"
-    assert checks["text against ids"].fault == "tokenizer"
+    class Swapped(Tokenizer):
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [i ^ 1 for i in super().__call__(text)["input_ids"]]}
+
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+            return super().decode([i ^ 1 for i in ids])
+
+    checks = compare(Faults(), tokenizer=Swapped())
+    assert checks["token counts"].verdict == checks["log probabilities"].verdict == "equal"
+    assert checks["text against ids"].fault == "tokenizer" and named(checks) == {"tokenizer"}
 
 
 def test_a_wrong_chat_template() -> None:

@@ -79,6 +79,8 @@ def test_a_wrong_server_of_a_right_port_is_a_pipeline_fault(model: Path) -> None
     faults = Faults(model=Served(model, error=2.0), tokens=lambda ids: [1, *ids])
     code, report = run(model, faults, "--port-dir", str(FIXTURE))
     assert code == 1 and report["faults"] == ["pipeline or server", "tokenizer"]
+    gap = next(check for check in report["checks"] if check["name"] == "log probabilities")
+    assert gap["fault"] == "pipeline or server" and gap["max_diff"] > gap["tolerance"]
 
 
 def test_no_server_is_bad_input(model: Path) -> None:
