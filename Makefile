@@ -35,7 +35,7 @@ test: $(STAMP)  ## All that CI runs: lint, types, fast tests, then the compiled 
 	$(BIN)/pytest -m compiled
 
 demo: $(STAMP)  ## The main job on SmolLM2-135M-Instruct: port it, prove it, generate with it
-	$(BIN)/maxport demo
+	$(BIN)/maxport demo --force
 
 bench-families: $(STAMP)  ## 56 dense families: port, evaluate, compile; bench/results/families.md
 	$(BIN)/python bench/families.py

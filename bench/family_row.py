@@ -27,6 +27,8 @@ LENGTHS, CHUNK, STEPS = (12, 7, 15), 5, 16
 TOLERANCE = 2e-5
 #: The twin that is judged; 0 and 1 are the ones traced.
 JUDGED_SIZE = 2
+#: Longest request of models that have no bound of their own.
+UNBOUNDED = 256
 #: Sliding window in compiled runs: the smallest that MAX's CPU kernel takes is 128.
 COMPILED_WINDOW, COMPILED_LENGTHS = 130, (150, 12, 33)
 
@@ -39,6 +41,7 @@ class Family:
     port_dir: Path
     checkpoint: Path
     row: dict[str, Any]
+    bounded: bool = True
     built: Any = None
     model: Any = None
 
@@ -75,7 +78,8 @@ def make(name: str, folder: Path, *, window: int | None) -> Family:
         "lines": graph.count("\n"),
         "seconds": {"trace": round(traced - start, 2), "emit": round(written - traced, 2)},
     }
-    return Family(name, port_dir, checkpoint, row, model=twin_model(judged))
+    bounded = port.spec.max_length is not None
+    return Family(name, port_dir, checkpoint, row, bounded, model=twin_model(judged))
 
 
 def build(family: Family) -> None:
@@ -83,7 +87,10 @@ def build(family: Family) -> None:
     from maxport.engine.build import build_port
 
     start = time.monotonic()
-    family.built = build_port(family.port_dir, family.checkpoint, return_logits="all")
+    length = None if family.bounded else UNBOUNDED
+    family.built = build_port(
+        family.port_dir, family.checkpoint, return_logits="all", max_length=length
+    )
     family.row["seconds"]["build"] = round(time.monotonic() - start, 2)
 
 

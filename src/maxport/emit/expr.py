@@ -72,6 +72,7 @@ class Lifter:
             raise MaxportError("two configuration keys have one name", fix="report the model")
         self.ints = [e for e in self.varying if all(isinstance(v, int) for v in e.values)]
         self.found: dict[tuple[Number, ...], Expr] = {}
+        self.shares = False
 
     @staticmethod
     def _atom(source: FieldSource) -> Expr:
@@ -106,6 +107,8 @@ class Lifter:
 
     def _search(self, values: tuple[Number, ...]) -> Expr | None:
         whole = all(isinstance(v, int) for v in values)
+        # A share of a size is a rotary width: even. Smaller numbers would fit many shares.
+        self.shares = whole and all(v >= 4 and v % 2 == 0 for v in values)
         candidates = self._int_candidates() if whole else self._float_candidates()
         best: Expr | None = None
         for tolerance in (EXACT,) if whole else (EXACT, ROUNDED):
@@ -135,7 +138,8 @@ class Lifter:
         def generate() -> Iterator[Expr]:
             ints = self.ints
             yield from ints
-            yield from self._parts()
+            if self.shares:
+                yield from self._parts()
             yield from self._scaled(ints)
             yield from self._pairs(ints)
             yield from self._triples(ints)

@@ -23,6 +23,8 @@ def _lookup(node: Node) -> tuple[Param, Ref] | None:
     """(table, positions) of a look-up in a table that no checkpoint holds."""
     if node.op == "embedding":
         table, ids = (node.attrs["weight"], node.args[0]) if node.proof else node.args[:2]
+    elif node.op == "index_select" and node.args[1] == 0:
+        table, ids = node.args[0], node.args[2]
     elif node.op == "index" and len(node.args[1]) == 1:
         table, ids = node.args[0], node.args[1][0]
     else:
