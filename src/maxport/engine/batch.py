@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Inputs that live as long as the cache does; all others are made for each step.
 _POOLS = ("kv_blocks", "kv_scales", "pool", "slot_pool", "signal")
+#: Of these, recurrent states, which MAX hands out zeroed.
+STATES = ("pool", "slot_pool")
 
 
 class PagedCache:
@@ -40,24 +42,31 @@ class PagedCache:
         self.lut_padding = lut_padding
         self.pages = 1 + 8 + capacity // self.page_size
         self._rng = np.random.default_rng(seed)
-        self._seed = seed
+        self._pools = self._make_pools(seed)
         self.reset()
 
     def reset(self) -> None:
-        """Forget all sequences and fill the buffers anew."""
-        import torch
-
+        """Forget all sequences. Their keys and values stay behind as noise, as in serving."""
         self.lengths: dict[int, int] = {}
         self._owned: dict[int, list[int]] = {}
         self._slots: dict[int, int] = {}
         # Page 0 is MAX's null page: it pads the tables and no sequence owns it.
         self._free = [int(page) for page in self._rng.permutation(np.arange(1, self.pages))]
-        generator = torch.Generator().manual_seed(self._seed)
-        self._pools: dict[int, Any] = {}
+        for index, pool in self._pools.items():
+            if self.built.roles[index].name in STATES:
+                pool.zero_()
+
+    def _make_pools(self, seed: int) -> dict[int, Any]:
+        """The buffers by input number; those of one device and group may share memory."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
         shared: dict[tuple[str, int], Any] = {}
-        for index, role in enumerate(self.built.roles):
-            if role.name.split(".")[0].removesuffix("_per_layer") in _POOLS:
-                self._pools[index] = self._pool(role, shared, generator)
+        return {
+            index: self._pool(role, shared, generator)
+            for index, role in enumerate(self.built.roles)
+            if role.name.split(".")[0].removesuffix("_per_layer") in _POOLS
+        }
 
     def step_inputs(
         self, batch: Mapping[int, Sequence[int]], *, return_n_logits: int = 1
@@ -154,11 +163,12 @@ class PagedCache:
         if role.name == "signal":
             return torch.zeros([int(size or 0) for size in role.shape], dtype=dtype)
         sizes = [size if size is not None else self._pool_rows(role) for size in role.shape]
-        if role.name in ("pool", "slot_pool"):  # MAX hands out zeroed recurrent states
+        if role.name in STATES:
             return torch.zeros(sizes, dtype=dtype)
         if role.name == "kv_blocks_per_layer.0" and (role.group, role.device) in shared:
             return shared[role.group, role.device]
-        noise = torch.randn(sizes, generator=generator, dtype=torch.float32).to(dtype)
+        page = torch.randn(sizes[1:], generator=generator, dtype=torch.float32).to(dtype)
+        noise = page.expand(sizes).contiguous()
         if role.name == "kv_blocks":
             shared[role.group, role.device] = noise
         return noise

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from maxport.engine.batch import STATES
 from maxport.engine.build import BuiltGraph
 from maxport.engine.inputs import Role
 from maxport.engine.runner import CachedRunner, Runner, to_numpy
@@ -37,9 +38,10 @@ class CompiledRunner(CachedRunner):
         super().__init__(built, capacity=capacity, lut_padding=LUT_PADDING)
 
     def reset(self) -> None:
-        """See `Runner.reset`."""
-        self._bound.clear()
+        """See `Runner.reset`; recurrent states go to the device anew, zeroed."""
         super().reset()
+        roles = self.built.roles
+        self._bound = {i: b for i, b in self._bound.items() if roles[i].name not in STATES}
 
     def execute(self, inputs: list[Any]) -> list[np.ndarray]:
         """See `CachedRunner.execute`."""
