@@ -177,7 +177,7 @@ def _label(branch: Branch) -> str:
         return "attention"
     if ops & {"topk", "sort"}:
         return "experts"
-    if ops & {"conv1d", "convolution", "cumsum", "softplus"}:
+    if ops & {"conv1d", "convolution", "cumsum"}:
         return "mixer"
     return "mlp"
 
@@ -192,9 +192,8 @@ def _unused(label: str, slots: dict[str, tuple[Token, ...]]) -> str:
 def _branch_slots(layer: Layer, branch: Branch, label: str) -> dict[str, tuple[Token, ...]]:
     slots: dict[str, tuple[Token, ...]] = {}
     nodes = [n for n in branch.nodes if n.op not in MOVES]
-    before: list[Node] = []
-    while nodes and nodes[0].op in NORMS and layer.is_stream(nodes[0].name):
-        before.append(nodes.pop(0))
+    before = [n for n in nodes if n.op in NORMS and layer.is_stream(n.name)]
+    nodes = [n for n in nodes if n not in before]
     after: list[Node] = []
     while nodes and nodes[-1].op in NORMS | {"multiplier"}:
         after.insert(0, nodes.pop())
