@@ -19,7 +19,9 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from maxport.migrate.target import installed_architectures, open_target
 
 RESULTS = Path(__file__).parent / "results"
 ROW_SECONDS = 900
+SOURCES = Sources()
 
 
 def v2_names() -> list[str]:
@@ -54,11 +57,11 @@ def run_row(name: str) -> dict[str, Any]:
         "name": name, "verdict": "error", "max_diff": None, "tolerance": 0.0,
         "engine": "graph-hash", "seconds": {}, "why": "",
     }  # fmt: skip
-    target = open_target(name)
+    start = time.perf_counter()
+    target = open_target(name, SOURCES)
     before = {p: p.read_bytes() for p in target.files}
     row["lines"] = sum(len(text.splitlines()) for text in before.values())
     row["classified"] = classify(target).lane
-    start = time.perf_counter()
     try:
         result = migrate(target)
     except MaxportError as error:
@@ -73,7 +76,9 @@ def run_row(name: str) -> dict[str, Any]:
     row |= _compiles(result.files)
     if not row["registered"]:
         return {**row, "verdict": "no-reference", "why": "registers no architecture of its own"}
+    seconds = dict(row["seconds"])
     row |= _proof(result, row["registered"][0])
+    row["seconds"] = {**seconds, **row["seconds"], "row": round(time.perf_counter() - start, 1)}
     return row
 
 
@@ -119,27 +124,38 @@ def _proof(result: Any, registered: str) -> dict[str, Any]:
         "modes": [m["mode"] for m in body["modes"]],
         "parameters": body["modes"][0]["parameters"] if body["modes"] else None,
         "package": body["package"],
-        "seconds": {"migrate": None, **body["seconds"]},
+        "seconds": body["seconds"],
+        "encoding": body["encoding"],
     }
 
 
-def row_in_worker(name: str) -> dict[str, Any]:
-    """One row in a process of its own; a crash or a hang is that row's `error`."""
-    start = time.perf_counter()
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--row", name],
-            capture_output=True, text=True, timeout=ROW_SECONDS,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-        )  # fmt: skip
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        row: dict[str, Any] = json.loads(lines[-1])
-    except subprocess.TimeoutExpired:
-        row = _failed(name, f"no result within {ROW_SECONDS} s")
-    except (IndexError, ValueError):
-        row = _failed(name, " ".join(done.stderr.split())[-300:])
-    row["seconds"]["row"] = round(time.perf_counter() - start, 1)
-    return row
+def rows_in_worker(names: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows in a process of their own; where it dies or hangs, that row is an `error`."""
+    todo = list(names)
+    while todo:
+        yield from _stream(todo)
+        if todo:
+            yield _failed(todo.pop(0), f"the process died or took over {ROW_SECONDS} s")
+
+
+def _stream(todo: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows as one process prints them; takes each off `todo`."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, __file__, *todo, "--inside"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        timer = threading.Timer(ROW_SECONDS, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith('{"name"'):
+                timer.cancel()
+                todo.pop(0)
+                yield json.loads(line)
+                timer = threading.Timer(ROW_SECONDS, process.kill)
+                timer.start()
+        timer.cancel()
 
 
 def _failed(name: str, why: str) -> dict[str, Any]:
@@ -205,20 +221,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="architecture folders; all V2 ones if none")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.row:
-        print(json.dumps(run_row(arguments.row)))
+    if arguments.inside:
+        for name in arguments.names:
+            print(json.dumps(run_row(name)), flush=True)
         return
     path = RESULTS / "migration.json"
     rows = {r["name"]: r for r in json.loads(path.read_text())["rows"]} if path.exists() else {}
     names = arguments.names or [n for n in v2_names() if n not in rows]
     machine = f"{os.cpu_count()} cores {platform.machine().replace('_', '-')}"
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for row in pool.map(row_in_worker, names):
-            rows[row["name"]] = row
-            save(rows, machine)
+    chunks = [names[i :: arguments.jobs] for i in range(arguments.jobs)]
+    lock = threading.Lock()
+
+    def run(chunk: list[str]) -> None:
+        for row in rows_in_worker(chunk):
+            with lock:
+                rows[row["name"]] = row
+                save(rows, machine)
             print(f"{row['name']}: {row['verdict']} {row.get('why', '')[:120]}", file=sys.stderr)
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(run, [chunk for chunk in chunks if chunk]))
 
 
 if __name__ == "__main__":

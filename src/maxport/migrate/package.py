@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import libcst as cst
 
@@ -78,10 +79,7 @@ def migrate_graph(plan: Plan) -> Migrated:
         if source.is_package and module not in carried:
             shown = "/".join([*place, "__init__.py"])
         work = FileWork(shown, module, source.text, text, plan, carried=module in carried)
-        graph = module in plan.graph
-        work.facts["keep_unused"] = not graph
-        for codemod in ORDER if graph else (Imports,):
-            apply(codemod, work)
+        _rewrite(work, _cache_key(plan, module, shown) if module in carried else None)
         result.files[shown] = work.text
         result.before[shown] = source.text
         result.changes += work.changes
@@ -105,6 +103,31 @@ def migrate_graph(plan: Plan) -> Migrated:
             init = "/".join([*parts[:depth], "__init__.py"])
             result.files.setdefault(init, "")
     return result
+
+
+# Carried files rewritten in this process: many architectures carry the same layers.
+_done: dict[Any, FileWork] = {}
+
+
+def _cache_key(plan: Plan, module: str, shown: str) -> Any:
+    """All that the rewritten text of a carried file depends on."""
+    carried = frozenset((m, frozenset(names)) for m, names in plan.closure.carried.items())
+    return module, shown, carried, frozenset(plan.closure.native)
+
+
+def _rewrite(work: FileWork, key: Any) -> None:
+    if key is not None and key in _done:
+        done = _done[key]
+        work.text, work.changes = done.text, list(done.changes)
+        if "NamedParameters" in done.text:
+            work.plan.extras.add("named_parameters")
+        return
+    graph = work.module in work.plan.graph
+    work.facts["keep_unused"] = not graph
+    for codemod in ORDER if graph else (Imports,):
+        apply(codemod, work)
+    if key is not None:
+        _done[key] = work
 
 
 def slice_of(source: ModuleSource, names: set[str]) -> str:
