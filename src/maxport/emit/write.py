@@ -106,8 +106,8 @@ def target_folder(output_dir: Path, slug: str, *, force: bool = False) -> Path:
 def _installed_at(slug: str, output_dir: Path) -> str | None:
     """Where Python finds a package of that name already, other than the port itself."""
     found = importlib.util.find_spec(slug)
-    if found is None:
-        return None
+    if found is None or (found.origin is None and found.submodule_search_locations):
+        return None  # a plain folder of that name does not hide a package
     places = [*(found.submodule_search_locations or ()), found.origin or "built in"]
     if (output_dir / slug).resolve() == Path(places[0]).resolve():
         return None

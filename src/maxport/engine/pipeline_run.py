@@ -58,6 +58,8 @@ class PipelineRun:
             _tokenizer, self.pipeline = PIPELINE_REGISTRY.retrieve(
                 config, task=PipelineTask.TEXT_GENERATION
             )
+        except MaxportError:
+            raise
         except Exception as error:
             raise MaxportError(
                 f"MAX's pipeline does not load the port: {type(error).__name__}: {error}",

@@ -27,8 +27,8 @@ CLAIMS = (
     (r"\bMoE\b|\bmixture of experts\b", r"expert|moe|router"),
     (r"\bSwiGLU\b", r"silu|swiglu|swish"),
     (r"\bGeGLU\b", r"gelu"),
-    (r"\bsingle[- ](GPU|device)\b", r"multi_gpu_supported=False"),
-    (r"\bmulti[- ]?(GPU|device)\b", r"multi_gpu_supported=True"),
+    (r"\bsingle[- ](GPU|device)\b", r"multi_gpu_supported=False|single_device"),
+    (r"\bmulti[- ]?(GPU|device)\b", r"multi_gpu_supported=True|distributed"),
 )
 DENIED = re.compile(r"\b(no|not|never|without|unlike|instead of|neither|rather than)\b", re.I)
 SHORTEST = 3

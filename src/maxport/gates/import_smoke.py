@@ -48,8 +48,8 @@ def _layout(port: Port) -> list[Finding]:
 def _shadowed_by(folder: Path) -> str:
     """Where Python finds another package of the port's name, or empty."""
     found = importlib.util.find_spec(folder.name)
-    if found is None:
-        return ""
+    if found is None or (found.origin is None and found.submodule_search_locations):
+        return ""  # a plain folder of that name does not hide a package
     places = [*(found.submodule_search_locations or ()), found.origin or "built in"]
     return "" if Path(places[0]).resolve() == folder.resolve() else str(places[0])
 

@@ -33,6 +33,8 @@ def skills() -> list[Skill]:
         if name is None or text is None:
             raise MaxportError("a skill has no name or description", where=str(file))
         found.append(Skill(name.group(1).strip(), " ".join(text.group(1).split()), file.parent))
+    if not found:
+        raise MaxportError("this installation of maxport has no skills", where=str(FOLDER))
     return found
 
 
