@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from tiny import FIXTURE, checkpoint
+from tiny_helium import FIXTURE, checkpoint
 
 import maxport.cli
 from maxport.cli.gates import command

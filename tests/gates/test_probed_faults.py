@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tiny import checkpoint, port, tensors
+from tiny_helium import checkpoint, port, tensors
 
 from maxport.checkpoint import open_checkpoint
 from maxport.gates import adapter, arch, build, import_smoke, registry_dry_run, tied

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny import FIXTURE, checkpoint, port, tensors
+from tiny_helium import FIXTURE, checkpoint, port, tensors
 
 from maxport.checkpoint import Checkpoint, open_checkpoint
 from maxport.errors import MaxportError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake import Faults, Model, Tokenizer, server
+from fake_server import Faults, Model, Tokenizer, server
 
 from maxport.errors import MaxportError
 from maxport.serving.client import Server

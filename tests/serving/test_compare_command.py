@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from fake import Faults, server
+from fake_server import Faults, server
 
 import maxport.cli
 from maxport.cli.compare import command
@@ -20,7 +20,7 @@ from maxport.errors import MaxportError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gates"))
 
-from tiny import FIXTURE, checkpoint
+from tiny_helium import FIXTURE, checkpoint
 
 CONTENTS = ["<unk>", "<s>", "</s>", "<pad>", *(f"w{i}" for i in range(4, 500))]
 

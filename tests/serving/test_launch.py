@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from fake import Faults, server
+from fake_server import Faults, server
 
 import maxport.cli
 from maxport.cli.serve import command
