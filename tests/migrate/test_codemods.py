@@ -189,6 +189,21 @@ def test_weights_keep_names_and_say_when_they_cannot(tmp_path: Path) -> None:
     assert "V3 nothing" in next(c.what for c in work.changes if c.level == "manual")
 
 
+def test_encoded_weights_are_refused_loudly(tmp_path: Path) -> None:
+    text = HEAD + (
+        "class Block(Module):\n"
+        "    def __init__(self, d, dtype, device, quantization_encoding=None):\n"
+        '        """Doc."""\n'
+        '        self.weight = Weight("weight", dtype, [d], device, quantization_encoding)\n'
+    )
+    work = run(Weights, text, tmp_path)
+    body = work.text.split('"""Doc."""\n')[1]
+    assert body.startswith("        if quantization_encoding is not None:\n")
+    assert "# maxport MANUAL (weights):" in body
+    assert "raise NotImplementedError(" in body
+    assert [c.level for c in work.changes] == ["safe", "manual"]
+
+
 def test_shared_weights_are_tied_in_forward(tmp_path: Path) -> None:
     text = HEAD + (
         "class Block(Module):\n"

@@ -79,5 +79,10 @@ def tidy(files: dict[str, str]) -> dict[str, str]:
         command += ["--select", "I001,F401,F811,F841", "--unsafe-fixes", "--exit-zero"]
         command += ["--config", 'lint.isort.known-third-party=["max"]', "--no-cache"]
         command += ["--per-file-ignores", "__init__.py:F401", folder]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise MaxportError(
+                f"ruff could not tidy the migrated package: {' '.join(done.stderr.split())[:300]}",
+                fix="report it; nothing was written",
+            )
         return {shown: (Path(folder) / shown).read_text("utf-8") for shown in files}

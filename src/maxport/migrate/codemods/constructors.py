@@ -46,6 +46,9 @@ class Constructors(Codemod):
         dropped = sorted(named.keys() & api.AMBIENT)
         tail = f"; {', '.join(dropped)} from the defaults" if dropped else ""
         self.note(original_node, "safe", f"{name} takes V3's keywords{tail}")
+        encoding = named.get("quantization_encoding")
+        if encoding is not None and code_of(encoding.value) != "None":
+            self.note(original_node, "review", f"{name} holds no GGUF-encoded weights in V3")
         dtype = named.get("dtype")
         if dtype is not None and dotted(dtype.value).startswith("DType."):
             self.fixed = dotted(dtype.value)

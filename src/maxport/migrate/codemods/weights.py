@@ -10,6 +10,7 @@ import libcst.matchers as m
 from maxport.migrate.classify import bases_of
 from maxport.migrate.rewrite import Codemod, code_of, dotted, keyword, parse_statements, relaid
 
+_GGUF = "GGUF-encoded weights have no ModuleV3 counterpart"
 _PARAMS = (
     "name",
     "dtype",
@@ -30,6 +31,7 @@ class Weights(Codemod):
     def __init__(self, work) -> None:  # type: ignore[no-untyped-def]
         super().__init__(work)
         self.attribute = ""
+        self.encoded = False
         self.ties: list[tuple[str, str]] = []
         self.classes: list[cst.ClassDef] = []
 
@@ -65,7 +67,7 @@ class Weights(Codemod):
         level, what = self._named(named)
         encoding = named.get("quantization_encoding")
         if encoding is not None and code_of(encoding) != "None":
-            self.note(original_node, "review", "GGUF-encoded weights have no V3 counterpart")
+            self.encoded = True
         args = [cst.Arg(named["shape"])] if "shape" in named else []
         if "dtype" in named:
             args.append(keyword("dtype", named["dtype"]))
@@ -103,6 +105,29 @@ class Weights(Codemod):
             return cst.parse_expression("CPU()")
         return cst.parse_expression(f"{code_of(value)}.to_device()")
 
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        """Start looking for encoded weights in a constructor."""
+        if node.name.value == "__init__":
+            self.encoded = False
+
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef:
+        """A constructor handed a GGUF encoding stops, since V3 cannot hold such weights."""
+        params = [*original_node.params.params, *original_node.params.kwonly_params]
+        takes = any(p.name.value == "quantization_encoding" for p in params)
+        if original_node.name.value != "__init__" or not (self.encoded and takes):
+            return updated_node
+        self.note(original_node, "manual", f"{_GGUF}: the constructor refuses them")
+        inner = list(updated_node.body.body)
+        first = 1 if m.matches(inner[0], m.SimpleStatementLine([m.Expr(m.SimpleString())])) else 0
+        inner[first:first] = parse_statements(
+            "if quantization_encoding is not None:\n"
+            f"    # maxport MANUAL (weights): {_GGUF}.\n"
+            f'    raise NotImplementedError("maxport: {_GGUF}")\n'
+        )
+        return updated_node.with_changes(body=updated_node.body.with_changes(body=inner))
+
     def leave_Attribute(
         self, original_node: cst.Attribute, updated_node: cst.Attribute
     ) -> cst.BaseExpression:
@@ -110,7 +135,7 @@ class Weights(Codemod):
         if original_node.attr.value == "quantization_encoding" and dotted(
             original_node.value
         ).endswith("weight"):
-            self.note(original_node, "review", "GGUF encodings have no V3 counterpart: None")
+            self.note(original_node, "safe", "no encoding: encoded weights are refused")
             return cst.Name("None")
         return updated_node
 
