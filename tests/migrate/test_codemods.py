@@ -186,6 +186,9 @@ def test_weights_keep_names_and_say_when_they_cannot(tmp_path: Path) -> None:
     assert "parameter_names: ClassVar[dict[str, str]] = {" in work.text
     assert '"q": "q_norm.weight",' in work.text
     assert "class Block(NamedParameters, Module):" in work.text
+    assert "# maxport MANUAL (weights): V2 names this weight 'loose'" in work.text
+    assert '# was: loose = Weight("loose", dtype, [d], device)' in work.text
+    assert "raise NotImplementedError(" in work.text
     assert "V3 nothing" in next(c.what for c in work.changes if c.level == "manual")
 
 

@@ -195,8 +195,14 @@ def relaid(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
 
 
 def parse_statements(code: str) -> list[cst.BaseStatement]:
-    """Statements of a piece of code, to splice into a tree."""
-    return [node for node in cst.parse_module(code).body if isinstance(node, cst.BaseStatement)]
+    """Statements of a piece of code, to splice into a tree; blank lines and comments before the
+    first one stay with it."""
+    module = cst.parse_module(code)
+    found = [node for node in module.body if isinstance(node, cst.BaseStatement)]
+    if found and module.header:
+        lines = [*module.header, *found[0].leading_lines]  # type: ignore[attr-defined]
+        found[0] = found[0].with_changes(leading_lines=lines)
+    return found
 
 
 def manual_block(codemod: str, reason: str, keep: Iterable[str] = ()) -> list[cst.BaseStatement]:

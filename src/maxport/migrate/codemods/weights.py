@@ -8,7 +8,15 @@ import libcst as cst
 import libcst.matchers as m
 
 from maxport.migrate.classify import bases_of
-from maxport.migrate.rewrite import Codemod, code_of, dotted, keyword, parse_statements, relaid
+from maxport.migrate.rewrite import (
+    Codemod,
+    code_of,
+    dotted,
+    keyword,
+    manual_block,
+    parse_statements,
+    relaid,
+)
 
 _GGUF = "GGUF-encoded weights have no ModuleV3 counterpart"
 _PARAMS = (
@@ -32,6 +40,7 @@ class Weights(Codemod):
         super().__init__(work)
         self.attribute = ""
         self.encoded = False
+        self.blocked = ""
         self.ties: list[tuple[str, str]] = []
         self.classes: list[cst.ClassDef] = []
 
@@ -75,6 +84,8 @@ class Weights(Codemod):
             args.append(keyword("device", self._device(named["device"])))
         self.work.need("max.experimental.tensor", "Tensor")
         self.note(original_node, level, what)
+        if level == "manual":
+            self.blocked = what
         return updated_node.with_changes(
             func=cst.parse_expression("Tensor.zeros"), args=relaid(args, updated_node.args)
         )
@@ -161,8 +172,11 @@ class Weights(Codemod):
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.SimpleStatementLine:
+    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
         """`head.set_shared_weight("weight", emb.weight)`: the head holds none of its own."""
+        if self.blocked:
+            reason, self.blocked = self.blocked, ""
+            return self._block(original_node, reason)
         pattern = m.Expr(value=m.Call(func=m.Attribute(attr=m.Name("set_shared_weight"))))
         if len(original_node.body) != 1 or not m.matches(original_node.body[0], pattern):
             return updated_node
@@ -178,12 +192,20 @@ class Weights(Codemod):
         owner, _, weight = source.rpartition(".")
         origin = self._path(owner)
         if not head or not origin or not self.classes:
-            self.note(original_node, "manual", "cannot tell where the shared weight ends up")
-            return updated_node
+            reason = "cannot tell where the shared weight ends up"
+            self.note(original_node, "manual", reason)
+            return self._block(original_node, reason)
         self.ties.append((f"self.{head}.{attribute}", f"self.{origin}.{weight}"))
         self.note(original_node, "safe", "the shared weight is held once and tied in forward")
         made = parse_statements(f"{holder}.{attribute} = None  # tied, see tie_weights\n")[0]
         return made.with_changes(leading_lines=updated_node.leading_lines)  # type: ignore[return-value]
+
+    def _block(
+        self, node: cst.SimpleStatementLine, reason: str
+    ) -> cst.FlattenSentinel[cst.BaseStatement]:
+        """A marked block that raises in place of a statement that could not be rewritten."""
+        was = code_of(node.with_changes(leading_lines=())).strip().splitlines()
+        return cst.FlattenSentinel(manual_block(self.NAME, reason.replace('"', "'"), was))
 
     def _path(self, local: str) -> str:
         """Attribute path of a local of `__init__` on self, through `super().__init__(k=local)`."""
