@@ -162,6 +162,7 @@ def _place(ranked: list[Any], known: list[str]) -> dict[str, Any]:
         "distance": first.comparison.distance,
         "shared": first.comparison.shared,
         "deltas": len(first.comparison.deltas),
+        "known_first": None if near is None else near.donor.arch.class_name,
         "known_rank": None if near is None else _rank(ranked, near),
         "known_distance": None if near is None else near.comparison.distance,
     }
@@ -193,7 +194,7 @@ def _verdict(row: dict[str, Any]) -> tuple[str, str]:
     if row["known_rank"] == 1:
         return "equal", ""
     return "differs", (
-        f"{row['first']} is nearer ({row['distance']}) than the known {row['known'][0]} "
+        f"{row['first']} is nearer ({row['distance']}) than the known {row['known_first']} "
         f"({row['known_distance']})"
     )
 
