@@ -191,6 +191,15 @@ def trace_v2(call: RootCall, mode: str | None) -> LaneGraph:
 
 
 @contextmanager
+def inputs_unnamed() -> Iterator[None]:
+    """Build graphs without telling what inputs hold: encoders' batches have no cache roles."""
+    from maxport.engine import build
+
+    with mock.patch.object(build, "input_roles", lambda graph, kv_params: ()):
+        yield
+
+
+@contextmanager
 def imported(package: Path) -> Iterator[str]:
     """Make a package importable by its folder name for a while; forget its modules afterwards."""
     name = package.name

@@ -125,14 +125,19 @@ def _recorded(plan: Plan, class_name: str, twin: Path, device: str) -> tuple[Any
 
 def _prove_package(proof: Proof, package: Path, twin: Path, device: str) -> None:
     """Load the package as serving does and compare the graph its pipeline model arrives at."""
-    from maxport.engine import graphhash
+    from contextlib import nullcontext
+
+    from maxport.engine import graphhash, lanes
     from maxport.engine.build import build_native, build_port
+
+    encoder = all(mode.mode == "encoder" for mode in proof.modes)
 
     try:
         same: dict[str, Any] = {"return_logits": "last", "device": device, "max_length": 128}
         same["encoding"] = proof.encoding
-        old = build_native(proof.architecture, twin, lane="v2", **same)
-        new = build_port(package, twin, **same)
+        with lanes.inputs_unnamed() if encoder else nullcontext():
+            old = build_native(proof.architecture, twin, lane="v2", **same)
+            new = build_port(package, twin, **same)
         diff = graphhash.compare_graphs(old.graph, new.graph)
         missing = sorted(set(old.weights) - set(new.weights))
     except MaxportError as error:
@@ -143,7 +148,7 @@ def _prove_package(proof: Proof, package: Path, twin: Path, device: str) -> None
         return
     if diff.equal and not missing:
         proof.package = "equal"
-    elif not missing and _evaluated(proof, old, new):
+    elif not missing and not encoder and _evaluated(proof, old, new):
         proof.package = f"equal by evaluation, logits differ by {proof.max_diff:.2g} at most"
     else:
         found = [*(f"weight {k} missing" for k in missing), *diff.only_first, *diff.only_second]
