@@ -244,6 +244,8 @@ def test_evaluated_equals_compiled(name, cases):
         case.inputs = case.more
     pairs = zip(case.evaluated(), case.compiled(model), strict=True)
     for number, (evaluated, compiled) in enumerate(pairs):
+        # Both add in float32, in their own orders: what cancels keeps an error of what was added.
+        size = max(1.0, float(np.abs(compiled).max(initial=0)))
         np.testing.assert_allclose(
-            evaluated, compiled, rtol=2e-5, atol=1e-5, err_msg=f"{name}, output {number}"
+            evaluated, compiled, rtol=2e-5, atol=5e-6 * size, err_msg=f"{name}, output {number}"
         )
