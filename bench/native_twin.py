@@ -1,0 +1,151 @@
+"""Twin checkpoints for native_row.py, in the form in which such checkpoints are published."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from maxport.errors import MaxportError
+
+#: Keys that published config.json files have, transformers' config classes drop on saving, and
+#: MAX reads. Values are those of the published DeepSeek configs.
+PUBLISHED_KEYS: dict[str, Any] = {
+    "aux_loss_alpha": 0.001,
+    "ep_size": 1,
+    "moe_layer_freq": 1,
+    "num_nextn_predict_layers": 1,
+    "seq_aux": True,
+}
+#: The same where families differ, by model type.
+PUBLISHED_ROUTING: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"scoring_func": "softmax", "topk_method": "greedy"},
+    "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "deepseek_v32": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "glm_moe_dsa": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+}
+
+#: Tensor names of published checkpoints where transformers saves others (NemotronH).
+PUBLISHED_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
+
+#: A small encoder, in the names that encoders' configs share.
+ENCODER_SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 132,
+    "layer_norm_eps": 3e-4,
+}
+
+
+class NotJudged(Exception):
+    """The row has a verdict without numbers."""
+
+    def __init__(self, verdict: str, why: str) -> None:
+        super().__init__(why)
+        self.verdict, self.why = verdict, why
+
+
+def generates(cls: Any) -> bool:
+    """Whether a transformers class is a language model; the others here are encoders."""
+    return "CausalLM" in cls.__name__ or "ConditionalGeneration" in cls.__name__
+
+
+@functools.cache
+def twin_of(name: str) -> Any:
+    """The small config of a transformers class, searched for once."""
+    import transformers
+
+    from maxport.twin import twin_config
+
+    # Not by model type: importing MAX registers config classes of its own over transformers'.
+    cls = getattr(transformers, name)
+    if not generates(cls):
+        return cls.config_class(**ENCODER_SIZES)
+    config = cls.config_class()
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "is_decoder", None) is False and not config.is_encoder_decoder:
+        text.is_decoder = True
+    return twin_config(config, 0)
+
+
+def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) -> Path:
+    """A twin checkpoint of transformers' class `name`, with the keys that published ones have."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    cls = getattr(transformers, name, None)
+    if cls is None or getattr(cls, "config_class", None) is None:
+        raise NotJudged("no-reference", f"transformers {transformers.__version__} has no {name}")
+    try:
+        config = copy.deepcopy(twin_of(name))
+        for key, value in changes.items():
+            setattr(config, key, value)
+        config.architectures = [name]
+        folder = save(cls, config, temp / "twin", getattr(torch, encoding))
+    except MaxportError as error:
+        raise NotJudged("no-reference", f"no twin of {name}: {error}") from error
+    rename_tensors(folder)
+    path = folder / "config.json"
+    written = json.loads(path.read_text("utf-8"))
+    published = {**PUBLISHED_KEYS, **PUBLISHED_ROUTING.get(cls.config_class.model_type, {})}
+    added = {key: value for key, value in published.items() if key not in written}
+    added |= {key: value for key, value in derived_keys(written).items() if key not in written}
+    written["architectures"] = [name]
+    path.write_text(json.dumps(coherent({**written, **added}), indent=2), "utf-8")
+    return folder
+
+
+def rename_tensors(folder: Path) -> None:
+    """Give tensors the names of published checkpoints, which transformers changes on loading."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    if tensors.keys() & PUBLISHED_NAMES.keys():
+        renamed = {PUBLISHED_NAMES.get(name, name): value for name, value in tensors.items()}
+        save_file(renamed, path, metadata={"format": "pt"})
+
+
+def derived_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of published configs that follow from others."""
+    keys: dict[str, Any] = {}
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        keys["rope_theta"] = rope["rope_theta"]
+    if "hidden_size" in config and "num_attention_heads" in config:
+        keys["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    return keys
+
+
+def coherent(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with its window period as its layer kinds have it; twins keep fewer layers."""
+    kinds = config.get("layer_types") or []
+    if "full_attention" in kinds and "sliding_attention" in kinds:
+        for key in ("_sliding_window_pattern", "sliding_window_pattern"):
+            if config.get(key):
+                config[key] = kinds.index("full_attention") + 1
+    return config
+
+
+def save(cls: Any, config: Any, folder: Path, dtype: Any) -> Path:
+    """Write the twin; encoders are no causal LMs, which is what `save_twin` writes."""
+    import transformers
+
+    from maxport.twin import save_twin
+    from maxport.twin.model import randomise
+
+    if generates(cls):
+        return Path(save_twin(config, folder, dtype=dtype))
+    # Embedding checkpoints are published as the bare encoder, whatever class they name.
+    model = transformers.AutoModel.from_config(config).to(dtype).eval()
+    randomise(model, 1)
+    model.save_pretrained(folder)
+    return folder
