@@ -87,7 +87,7 @@ def test_a_sequence_over_two_pages():
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 6), min_size=1, max_size=3).filter(any),
     group=st.integers(1, 3),

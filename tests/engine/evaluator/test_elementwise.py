@@ -138,7 +138,7 @@ def test_bfloat16_rounds_after_every_op(run):
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     shape=st.lists(st.integers(0, 4), min_size=0, max_size=3),

@@ -9,7 +9,7 @@ from max.graph import ops
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(axis=st.integers(-3, 2), index=st.lists(st.integers(0, 1), min_size=1, max_size=4))
 def test_gather_any_axis(run, axis, index):

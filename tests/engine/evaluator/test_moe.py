@@ -12,7 +12,7 @@ from max.nn.activation import GatedActivation
 from max.nn.comm.ep.ep_kernels import fused_silu
 
 QUICK = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

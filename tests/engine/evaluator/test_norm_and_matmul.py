@@ -58,7 +58,7 @@ def test_group_norm(run, rand):
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     batch=st.lists(st.integers(1, 3), max_size=2),

@@ -65,7 +65,7 @@ def test_cumsum(exclusive, reverse, run):
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(rows=st.integers(1, 3), columns=st.integers(1, 9), data=st.data())
 def test_top_k_is_sorted_and_stable(run, rows, columns, data):
