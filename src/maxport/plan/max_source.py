@@ -46,6 +46,20 @@ def max_version() -> str:
         raise MaxportError("MAX is not installed", fix='run "pip install max"') from error
 
 
+def require_max() -> None:
+    """Refuse a MAX that ports are not written for, without importing it.
+
+    Raises:
+        MaxportError: MAX is not installed, or its version is outside 26.7.
+    """
+    found = max_version()
+    if not found.startswith("26.7."):
+        raise MaxportError(
+            f"maxport works with MAX 26.7, and MAX {found} is installed",
+            fix='run: pip install "max[serve]>=26.7,<26.8"',
+        )
+
+
 @dataclass(frozen=True)
 class Found:
     """A definition and the module it stands in."""
