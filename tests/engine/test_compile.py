@@ -17,10 +17,10 @@ VOCAB, HEADS, DIM = 11, 1, 4
 
 
 def lookup_graph(seed: int) -> BuiltGraph:
-    """Logits that depend on the token, its request's cached length and the cache itself.
+    """Logits looked up by token, with a port's inputs and outputs.
 
     No matrix product and no attention kernel: those cost most of a compile and have tests of their
-    own. The graph adds one to the cache's first page slot of every request it sees.
+    own.
     """
     from max import tree
     from max.dtype import DType
