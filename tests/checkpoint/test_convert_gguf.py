@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from maxport.checkpoint import convert_gguf, open_checkpoint
+from maxport.children import child_environment
 from maxport.errors import MaxportError
 
 
@@ -222,5 +223,10 @@ def test_smollm2(tmp_path):
     )
     out = model.generate(**ids, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(out[0])
-    done = subprocess.run([sys.executable, "-c", IN_MAX, folder], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_MAX, folder],
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+    )
     assert done.stdout.splitlines()[-1] == str(["llama", 272, tokenizer.encode("Hello")])

@@ -15,6 +15,7 @@ from fake_checkpoints import (
 )
 
 from maxport.checkpoint import known_architectures, known_model_types, open_checkpoint
+from maxport.children import child_environment
 from maxport.errors import MaxportError
 
 
@@ -68,7 +69,13 @@ def test_imports_neither_torch_nor_max(tmp_path):
         f"open_checkpoint({str(folder)!r});"
         "print([n for n in ('torch', 'max', 'transformers') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=child_environment(),
+    )
     assert done.stdout.strip() == "[]"
 
 

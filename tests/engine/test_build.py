@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maxport.children import child_environment
 from maxport.engine import registry
 from maxport.engine.build import BuiltGraph, build_native, build_port
 from maxport.engine.runner import EvaluatedRunner
@@ -117,6 +118,7 @@ def test_a_graph_for_a_gpu_builds_without_one(helium: Path, helium_port: Path) -
         capture_output=True,
         text=True,
         check=False,
+        env=child_environment(),
     )
     assert done.stdout.split("\n")[0] == "(3, 97) (1, 97) False", done.stderr[-2000:]
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tiny_helium import FIXTURE, checkpoint
 
 import maxport.cli
+from maxport.children import child_environment
 from maxport.cli.gates import command
 from maxport.errors import MaxportError
 from maxport.gates import probe
@@ -35,6 +36,7 @@ def test_a_correct_port_passes_every_gate(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
+        env=child_environment(),
         timeout=200,
     )
     report = json.loads(done.stdout)

@@ -15,6 +15,7 @@ import pytest
 from tiny_helium import checkpoint, port, tensors
 
 from maxport.checkpoint import open_checkpoint
+from maxport.children import child_environment
 from maxport.gates import adapter, arch, build, import_smoke, registry_dry_run, tied
 from maxport.gates.base import Port, Subject
 from maxport.gates.probe import read_steps
@@ -327,7 +328,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
         runs.append(run)
     (root / "runs.json").write_text(json.dumps(runs))
     command = [sys.executable, "-c", RUNNER, str(root / "runs.json")]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=300, env=child_environment())
     found = {}
     for case in CASES:
         model = open_checkpoint(str(models[case.name]), inspect_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from maxport.children import child_environment
 from maxport.cli.classify import command
 from maxport.errors import MaxportError
 from maxport.migrate.classify import classify
@@ -117,4 +118,4 @@ def test_json_and_no_heavy_imports_under_a_second() -> None:
         "from maxport.migrate.target import open_target; classify(open_target('bert'));"
         "assert not {'torch', 'max.graph', 'max.driver', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60, env=child_environment())

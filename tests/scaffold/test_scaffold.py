@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import maxport.cli
+from maxport.children import child_environment
 from maxport.cli.scaffold import command
 from maxport.errors import MaxportError
 from maxport.plan.max_source import max_root
@@ -74,7 +75,7 @@ def test_max_imports_every_scaffold_and_the_port_answers(
     ]
     (tmp_path / "runs.json").write_text(json.dumps(runs))
     command = [sys.executable, "-c", PROBE, str(tmp_path / "runs.json")]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=300, env=child_environment())
     for _port, _name, out in runs:
         lines = [json.loads(line) for line in Path(out).read_text().splitlines()]
         ended = {line["step"]: line for line in lines if line["state"] != "begin"}

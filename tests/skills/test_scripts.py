@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from maxport.children import child_environment
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SINGLE = {
     "inspect_hf": "maxport inspect",
@@ -23,7 +25,9 @@ STEPS = ("inspect", "scaffold", "list-archs", "check-walls", "list-keys", "gates
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=child_environment()
+    )
 
 
 @pytest.mark.parametrize("name", SINGLE)

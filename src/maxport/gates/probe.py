@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from maxport.children import child_environment
 from maxport.gates.base import Step
 
 
@@ -56,7 +57,13 @@ def _run(command: list[str], limit_s: float) -> tuple[str, str]:
     """Empty strings if the process ended well, else why it did not and the end of its output."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+            env=child_environment(),
         )
     except subprocess.TimeoutExpired:
         return f"not done after {limit_s:.0f} s: stopped", ""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from maxport.children import child_environment
 from maxport.errors import MaxportError
 
 
@@ -79,7 +80,9 @@ def tidy(files: dict[str, str]) -> dict[str, str]:
         command += ["--select", "I001,F401,F811,F841", "--unsafe-fixes", "--exit-zero"]
         command += ["--config", 'lint.isort.known-third-party=["max"]', "--no-cache"]
         command += ["--per-file-ignores", "__init__.py:F401", folder]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, env=child_environment()
+        )
         if done.returncode:
             raise MaxportError(
                 f"ruff could not tidy the migrated package: {' '.join(done.stderr.split())[:300]}",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from maxport.children import child_environment
 from maxport.errors import MaxportError
 from maxport.serving.client import Completion, Server
 
@@ -94,7 +95,9 @@ def running(
             fix="choose another --port",
         )
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(list(command), stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            list(command), stdout=log, stderr=subprocess.STDOUT, env=child_environment()
+        )
         try:
             _wait(process, server, timeout_s, say, lambda: _tail(log))
             yield process

@@ -14,6 +14,8 @@ from unittest.mock import patch
 
 import jsonschema
 
+from maxport.children import child_environment
+
 
 class Done(NamedTuple):
     returncode: int
@@ -53,7 +55,7 @@ def cpu_seconds(*arguments: object) -> float:
     """User and system time of one run: unlike wall time, not the fault of a busy machine."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "maxport", *map(str, arguments)]
-    subprocess.run(command, capture_output=True, check=False)
+    subprocess.run(command, capture_output=True, check=False, env=child_environment())
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -71,5 +73,5 @@ finally:
 def heavy_imports(*arguments: object) -> str:
     """Which of torch, max, transformers a command imported, as printed."""
     command = [sys.executable, "-c", PROBE, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment())
     return done.stderr.strip().splitlines()[-1]

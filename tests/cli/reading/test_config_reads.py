@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from maxport.children import child_environment
 from maxport.plan.config_reads import reads_of_port, reads_of_slug
 
 SOURCE = """
@@ -106,7 +107,9 @@ RUN = [
 def test_no_read_of_a_real_build_is_missed():
     """Build MAX's own graphs with every config access recorded; the scan must have found each."""
     command = [sys.executable, "-c", MEASURE, json.dumps(RUN)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=child_environment()
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     for slug, (count, lost) in json.loads(done.stdout.splitlines()[-1]).items():
         assert count >= 10 and lost == {}, slug

@@ -7,6 +7,8 @@ import pytest
 from commands import cpu_seconds, heavy_imports, report, run, schema
 from fake_checkpoints import LLAMA, make_checkpoint
 
+from maxport.children import child_environment
+
 LLAMA_70B = {
     **LLAMA,
     "hidden_size": 8192,
@@ -238,7 +240,13 @@ for arch in native_archs():
         wrong.append([arch.name, arch.lane])
 print(json.dumps([checked, derived, wrong]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=child_environment(),
+    )
     checked, derived, wrong = json.loads(done.stdout.splitlines()[-1])
     assert checked > 100 and len(derived) <= 2 and wrong == []
 
