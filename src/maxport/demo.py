@@ -173,7 +173,7 @@ def _compare(demo: Demo, engine: str, say: Say) -> None:
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
         )
-        expected = reference.greedy(ids, NEW_TOKENS)
+        expected = reference.greedy(ids, NEW_TOKENS)[len(ids) :]
         got, logits = _greedy(runner, number, ids)
         truth = reference.logits([*ids, *got])[: len(logits)]
         demo.max_diff = max(demo.max_diff, float(np.abs(logits - truth).max()))

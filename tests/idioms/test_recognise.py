@@ -1,4 +1,4 @@
-"""Idioms of real transformers models: found with the right parameters, and only if numbers agree."""
+"""Idioms of transformers models: the right parameters, and only if the numbers agree."""
 
 from __future__ import annotations
 

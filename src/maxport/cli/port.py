@@ -19,7 +19,9 @@ import click
     show_default=True,
     help="Folder that the port's folder is written to.",
 )
-@click.option("--slug", help="Name of the port's folder and package; from the model type if left out.")
+@click.option(
+    "--slug", help="Name of the port's folder and package; from the model type if left out."
+)
 @click.option("--revision", help="Branch, tag or commit on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Let transformers run the model's code.")
 @click.option("--force", is_flag=True, help="Replace an existing port.")
@@ -104,7 +106,9 @@ def _port(
 
 def default_slug(config: dict[str, Any]) -> str:
     """A package name from the model type that no Python keyword or MAX slug has."""
-    stem = "".join(c if c.isalnum() else "_" for c in str(config.get("model_type", "model"))).strip("_")
+    stem = "".join(c if c.isalnum() else "_" for c in str(config.get("model_type", "model"))).strip(
+        "_"
+    )
     return f"{stem.lower() or 'model'}_port"
 
 

@@ -17,7 +17,7 @@ import click
     type=click.Choice(["traced", "recognised", "ragged"]),
     default="recognised",
     show_default=True,
-    help="traced: torch's operations; recognised: proven idioms folded; ragged: as emitted for MAX.",
+    help="traced: torch's operations; recognised: proven idioms folded; ragged: as emitted.",
 )
 @click.option("--revision", help="Branch, tag or commit on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Let transformers run the model's code.")
@@ -67,14 +67,19 @@ def _graph(
     checkpoint = open_checkpoint(model, revision=revision, trust_remote_code=trust_remote_code)
     config = load_config(checkpoint, trust_remote_code=trust_remote_code)
     result = study(config, progress=say)
-    graph = {"traced": result.traced, "recognised": result.recognised, "ragged": result.lifted.graph}
+    graph = {
+        "traced": result.traced,
+        "recognised": result.recognised,
+        "ragged": result.lifted.graph,
+    }
     return graph[stage], [{k: str(v) for k, v in asdict(f).items()} for f in result.findings]
 
 
 def _as_json(nodes: list[Any]) -> Iterator[dict[str, Any]]:
     from maxport.ir import render
 
-    scope, lines = None, []
+    scope: str | None = None
+    lines: list[str] = []
     for node in nodes:
         if node.scope != scope and lines:
             yield {"module": scope, "lines": lines}

@@ -109,7 +109,9 @@ def signature(instance: Instance, names: dict[str, str], *, literals: bool) -> s
             shape = item.shape if literals else ""
             args = map_values(item.args, value_text)
             attrs = map_values(item.attrs, value_text)
-            lines.append(f"{ref_text(Ref(item.name))} {item.op} {args} {attrs} {shape} {item.dtype}")
+            lines.append(
+                f"{ref_text(Ref(item.name))} {item.op} {args} {attrs} {shape} {item.dtype}"
+            )
         elif isinstance(item, Loop):
             kinds = [names[c.child.path] for c in item.calls]
             lines.append(f"loop {item.name} {kinds} {[ref_text(r) for r in item.calls[0].inputs]}")
@@ -248,11 +250,12 @@ def group_classes(root: Instance, fields: Sequence[FieldSource]) -> ClassMap:
                 for call, label in zip(item.calls, found.labels, strict=True):
                     for inner in all_instances(call.child):
                         kinds[inner.path] = label
+    owned = _owned_params(root)
     by_path: dict[str, PortClass] = {}
     names: dict[str, str] = {}
     classes: dict[str, PortClass] = {}
     for instance in instances:
-        key = signature(instance, names, literals=False)
+        key = f"{signature(instance, names, literals=False)} {owned.get(instance.path)}"
         if instance.path not in kinds and instance.leaf is None:
             key += f" {literals_of(instance)}"
         entry = classes.setdefault(key, PortClass("", instance.hf_class, []))
@@ -264,6 +267,18 @@ def group_classes(root: Instance, fields: Sequence[FieldSource]) -> ClassMap:
             _vary(entry, kinds)
     _name(list(classes.values()), kinds)
     return ClassMap(list(classes.values()), by_path, kinds, kind)
+
+
+def _owned_params(root: Instance) -> dict[str, list[str]]:
+    """Names of the weights that lie in each module itself, wherever they are used."""
+    owned: dict[str, list[str]] = {}
+    for node in root.nodes():
+        for value in walk_values([node.args, node.attrs]):
+            if isinstance(value, Param):
+                path, _, name = value.fqn.rpartition(".")
+                if name not in owned.setdefault(path, []):
+                    owned[path].append(name)
+    return {path: sorted(names) for path, names in owned.items()}
 
 
 def _vary(entry: PortClass, kinds: dict[str, Any]) -> None:

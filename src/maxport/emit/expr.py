@@ -70,7 +70,8 @@ class Lifter:
         self.varying = [self._atom(f) for f in numbers if len(set(f.values)) > 1]
         if len({f.name for f in numbers}) != len(numbers):
             raise MaxportError("two configuration keys have one name", fix="report the model")
-        self.ints = [e for e in self.varying if all(isinstance(v, int) for v in e.values)]
+        ints = [e for e in self.varying if all(isinstance(v, int) for v in e.values)]
+        self.ints = sorted(ints, key=lambda e: _rank(e.fields[0]))
         self.found: dict[tuple[Number, ...], Expr] = {}
         self.shares = False
 
@@ -208,7 +209,9 @@ class Lifter:
                 )
         for a, b in itertools.combinations(ints, 2):
             for k in (2, 3, 4):
-                yield from _some(self._combine(f"{k} * {a} * {b}", [a, b], lambda x, y, k=k: k * x * y))
+                yield from _some(
+                    self._combine(f"{k} * {a} * {b}", [a, b], lambda x, y, k=k: k * x * y)
+                )
         for a, b in itertools.permutations(ints, 2):
             for k in (2, 3):
                 text = f"({a} // {b} + {k}) * {b}"
@@ -247,9 +250,15 @@ class Lifter:
         )
         yield from _some(self._combine(f"{a} * {b} ** -0.5", two, lambda x, y: x * y**-0.5))
         yield from _some(self._combine(f"{a} ** -0.5 / {b}", two, lambda x, y: x**-0.5 / y))
-        yield from _some(
-            self._combine(f"{a} / math.sqrt({b})", two, lambda x, y: x / math.sqrt(y))
-        )
+        yield from _some(self._combine(f"{a} / math.sqrt({b})", two, lambda x, y: x / math.sqrt(y)))
+
+
+def _rank(name: str) -> int:
+    """Sizes that make up shapes come first: heads, then widths, then everything else."""
+    if "head" in name:
+        return 0
+    wide = ("hidden", "embd", "d_model", "intermediate", "ffn", "inner", "vocab", "position")
+    return 1 if any(word in name for word in wide) else 2
 
 
 def _some(expr: Expr | None) -> Iterator[Expr]:

@@ -133,13 +133,17 @@ class Printer:
         cases = self.entry.literals[index]
         pairs = ", ".join(f"{k!r}: {self.in_init(v)}" for k, v in cases.items())
         name = hint
-        while name in self.body.attributes and self.body.attributes[name].init != f"{{{pairs}}}[kind]":
+        while (
+            name in self.body.attributes and self.body.attributes[name].init != f"{{{pairs}}}[kind]"
+        ):
             name += "_"
         return self.attribute(name, f"{{{pairs}}}[kind]")
 
     def _slot_value(self, node: Node, key: str, position: int) -> Any:
-        source = node.args[int(key[3:])] if key.startswith("arg") else (
-            node.shape if key == "shape" else node.attrs[key]
+        source = (
+            node.args[int(key[3:])]
+            if key.startswith("arg")
+            else (node.shape if key == "shape" else node.attrs[key])
         )
         return leaves(source)[position]
 
@@ -282,7 +286,11 @@ class Printer:
         assert leaf is not None
         source = self.value(leaf.args[0])
         text = f"self.{attribute_path(call.child.name)}({source.text})"
-        hint = "x" if leaf.op in ("embedding", "layer_norm", "rms_norm") else _call_hint(call.child.name)
+        hint = (
+            "x"
+            if leaf.op in ("embedding", "layer_norm", "rms_norm")
+            else _call_hint(call.child.name)
+        )
         self._define(Ref(leaf.name), Text(text), hint)
 
     def _loop(self, loop: Loop) -> None:
@@ -350,7 +358,9 @@ def _reads(item: Item) -> list[Ref]:
     if isinstance(item, Call):
         return list(item.inputs)
     first = list(item.calls[0].inputs)
-    others = [c.inputs[p] for c in item.calls[1:] for p in range(len(first)) if p not in item.carried]
+    others = [
+        c.inputs[p] for c in item.calls[1:] for p in range(len(first)) if p not in item.carried
+    ]
     return first + [r for r in dict.fromkeys(others) if r not in first]
 
 

@@ -12,10 +12,18 @@ from maxport.emit.forward import Body, Printer, attribute_path, input_names
 from maxport.emit.lift import Lifted
 from maxport.emit.ops import F_IMPORT, norm_arguments
 from maxport.emit.prose import docstring
-from maxport.emit.tree import Call, Instance, Loop, add_context, build_tree, params_of, settle_scopes
+from maxport.emit.tree import (
+    Call,
+    Instance,
+    Loop,
+    add_context,
+    build_tree,
+    name_sequentials,
+    params_of,
+    settle_scopes,
+)
 from maxport.errors import MaxportError
 from maxport.ir import Graph, Node, Param, Ref
-
 
 
 def class_docstring(text: str) -> str:
@@ -45,7 +53,7 @@ class GraphFile:
         parameters: Its parameters as patterns, with the name in transformers.
         transposed: Parameters that the checkpoint stores transposed, as patterns.
         head: The head's parameter where it can be tied, and the embedding's.
-        renamed: A parameter whose name in the checkpoint differs, and its name there first.
+        renamed: Prefixes of parameters in the checkpoint, and here where they differ.
         attends: Number of attention layers.
         class_name: The graph's class.
         kv_heads: Key heads as an expression or number.
@@ -62,7 +70,7 @@ class GraphFile:
     class_name: str
     kv_heads: Any = 0
     head_dim: Any = 0
-    renamed: tuple[str, str] | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
     buffers: list[str] = field(default_factory=list)
 
 
@@ -103,9 +111,8 @@ class _Emitter:
             shape = leaf.attrs["weight"].shape
             ins, outs = (0, 1) if leaf.attrs["transposed"] else (1, 0)
             bias = leaf.attrs["bias"] is not None
-            return (
-                f"Linear(in_dim={self.size(shape[ins])}, out_dim={self.size(shape[outs])}, bias={bias})"
-            )
+            sizes = f"in_dim={self.size(shape[ins])}, out_dim={self.size(shape[outs])}"
+            return f"Linear({sizes}, bias={bias})"
         if leaf.op == "embedding":
             self.imports.add(f"from {nn} import Embedding")
             rows, width = leaf.attrs["weight"].shape
@@ -167,7 +174,9 @@ class _Emitter:
             self.imports.add(f"from {nn}.norm import RMSNorm, rms_norm")
             shift = f"{leaf.attrs['offset']:g} + weight" if leaf.attrs["offset"] else "its weight"
             when = "before" if leaf.attrs["multiply_before_cast"] else "after"
-            doc = class_docstring(f"RMS norm that multiplies by {shift} {when} casting back{origin}.")
+            doc = class_docstring(
+                f"RMS norm that multiplies by {shift} {when} casting back{origin}."
+            )
             return f"""class {name}(RMSNorm):
     {doc}
 
@@ -175,7 +184,9 @@ class _Emitter:
         return rms_norm(x, self.weight, self.eps{norm_arguments(leaf)})
 """
         self.imports |= {f"from {nn}.norm import LayerNorm", F_IMPORT}
-        doc = class_docstring(f"LayerNorm that scales by {leaf.attrs['offset']:g} + weight{origin}.")
+        doc = class_docstring(
+            f"LayerNorm that scales by {leaf.attrs['offset']:g} + weight{origin}."
+        )
         return f"""class {name}(LayerNorm):
     {doc}
 
@@ -243,8 +254,10 @@ class _Emitter:
         arguments = input_names(instance)
         signature = ", ".join(f"{n}: {_type(r)}" for r, n in arguments.items())
         types = ", ".join(_type(r) for r in arguments)
-        result = "Tensor" if len(instance.outputs) == 1 else (
-            f"tuple[{', '.join(['Tensor'] * len(instance.outputs))}]"
+        result = (
+            "Tensor"
+            if len(instance.outputs) == 1
+            else (f"tuple[{', '.join(['Tensor'] * len(instance.outputs))}]")
         )
         self.imports.add("from max.experimental.nn import Module")
         extra = (", layer: int" * body.uses_layer) + (
@@ -295,7 +308,9 @@ class _Emitter:
                         where=item.child.path,
                         fix="report the model",
                     )
-                lines.append(f"self.{path} = {self.child_constructor(entry, item.child.name, body)}")
+                lines.append(
+                    f"self.{path} = {self.child_constructor(entry, item.child.name, body)}"
+                )
         return lines
 
     def _layer_list(self, entry: PortClass, loop: Loop, body: Body) -> list[str]:
@@ -323,7 +338,8 @@ class _Emitter:
             return [
                 f"kinds = [{kind.text} for layer in {count}]",
                 f"classes = {{{pairs}}}",
-                f"self.{path} = ModuleList(classes[kind]({wide} for layer, kind in enumerate(kinds))",
+                f"self.{path} = ModuleList("
+                f"classes[kind]({wide} for layer, kind in enumerate(kinds))",
             ]
         if kind.text.endswith("[layer]") and "," not in kind.text:
             first = f"kinds = {kind.text.removesuffix('[layer]')}"
@@ -404,6 +420,7 @@ def render_graph(
     from maxport.emit.headfile import render_root
 
     graph = lifted.graph
+    prefixes = name_sequentials(graph)
     settle_scopes(graph)
     add_context(graph)
     root = build_tree(graph)
@@ -420,16 +437,18 @@ def render_graph(
     shapes = {str(_kv_shape(graph, n)): _kv_shape(graph, n) for n in attends}
     if len(shapes) != 1:
         raise MaxportError(
-            f"layers cache keys and values of different shapes: {', '.join(shapes) or 'none at all'}",
+            f"layers cache keys and values of different shapes: {', '.join(shapes) or 'none'}",
             fix="maxport needs one cache layout for all layers; port this model by hand",
         )
     kv_heads, head_dim = next(iter(shapes.values()))
     parameters, transposed, buffers = _parameters(root)
+    renamed = tuple(dict.fromkeys((_pattern(a), _pattern(b)) for a, b in prefixes.items()))
     if top.bias is not None:
+        renamed += (top.bias,)
         parameters = [top.bias[1] if p == top.bias[0] else p for p in parameters]
     return GraphFile(
         source, emitter.helpers, list(emitter.fields), parameters, transposed, top.head, top.tied,
-        classes.of(root).name, kv_heads, head_dim, top.bias, buffers,
+        classes.of(root).name, kv_heads, head_dim, renamed, buffers,
     )  # fmt: skip
 
 

@@ -47,7 +47,9 @@ def _split(root: Instance) -> tuple[list[Item], list[Item], Ref]:
 
 def _starts_head(item: Item) -> bool:
     """Norms in front of the head belong to the trunk: they run once for all logits."""
-    return not (isinstance(item, Call) and item.child.leaf is not None and "norm" in item.child.leaf.op)
+    return not (
+        isinstance(item, Call) and item.child.leaf is not None and "norm" in item.child.leaf.op
+    )
 
 
 def _results(item: Item) -> list[Ref]:
@@ -63,7 +65,9 @@ def _inputs(item: Item) -> list[Ref]:
 def _head_linear(head: list[Item]) -> tuple[Node, str] | None:
     """The projection to logits and the module's name."""
     for item in head:
-        node = item.child.leaf if isinstance(item, Call) else item if isinstance(item, Node) else None
+        node = (
+            item.child.leaf if isinstance(item, Call) else item if isinstance(item, Node) else None
+        )
         if node is not None and node.op == "linear":
             name = item.child.name if isinstance(item, Call) else node.scope or "lm_head"
             return node, name
@@ -89,20 +93,26 @@ def render_root(emitter: _Emitter, root: Instance, *, tie_field: bool) -> TopCla
     found, embedding = _head_linear(head), _embedding(root)
     embed_weight = embedding.attrs["weight"].fqn if embedding is not None else ""
     tied = found is not None and found[0].attrs["weight"].fqn == embed_weight
-    alike = found is not None and embedding is not None and str(
-        found[0].attrs["weight"].shape
-    ) == str(embedding.attrs["weight"].shape)
+    alike = (
+        found is not None
+        and embedding is not None
+        and str(found[0].attrs["weight"].shape) == str(embedding.attrs["weight"].shape)
+    )
     can_tie = bool(tied or (tie_field and alike and found[0].attrs["bias"] is None))  # type: ignore[index]
     trunk_body = _print_trunk(emitter, entry, trunk, hidden)
     lines = emitter._children(_only(entry, trunk), trunk_body)
     head_lines, head_body = _print_head(emitter, entry, head, hidden, found, embed_weight, can_tie)
     lines += head_lines
     lines += [
-        line for line in emitter._own_params(root) if found is None or not can_tie or "bias" not in line
+        line
+        for line in emitter._own_params(root)
+        if found is None or not can_tie or "bias" not in line
     ]
     for body in (trunk_body, head_body):
         emitter._collect(body)
-        lines += [f"self.{a.name} = {a.init}" for a in body.attributes.values() if a.name != "kv_params"]
+        lines += [
+            f"self.{a.name} = {a.init}" for a in body.attributes.values() if a.name != "kv_params"
+        ]
     emitter.helpers.add("last_n_rows")
     emitter.imports |= {
         "from max import tree",
@@ -116,7 +126,9 @@ def render_root(emitter: _Emitter, root: Instance, *, tie_field: bool) -> TopCla
     uses_positions = _uses(trunk, "positions")
     if uses_positions:
         emitter.helpers.add("request_and_positions")
-    source = _source(emitter, entry.name, entry.hf_class, lines, trunk_body, head_body, uses_positions)
+    source = _source(
+        emitter, entry.name, entry.hf_class, lines, trunk_body, head_body, uses_positions
+    )
     pair = None
     if found is not None and can_tie:
         pair = (f"{found[1]}.weight", embed_weight)
@@ -186,9 +198,7 @@ def _print_head(
         body.helpers |= first.helpers
         body.imports |= first.imports
         printer.values[Ref(node.name)] = _text(f"{_operand(first.result)} @ head.T{plus}", False)
-    body.lines.append(
-        f"head = self.{path} if self.{module} is None else self.{module}.weight"
-    )
+    body.lines.append(f"head = self.{path} if self.{module} is None else self.{module}.weight")
     printer.run(after, [emitter.root.outputs[0]])
     return lines, body
 

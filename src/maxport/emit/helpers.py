@@ -1,4 +1,4 @@
-"""Functions that ports share, emitted into a port's `functional.py` only where its graph calls them."""
+"""Functions that ports share, emitted into `functional.py` only where the graph calls them."""
 
 from __future__ import annotations
 
@@ -374,9 +374,13 @@ def proportional_frequencies(
     ),
     "yarn_factor": Helper(
         '''
-def yarn_factor(factor: float) -> float:
+def yarn_factor(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
     """YaRN's length of a rotated unit vector."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return scale(mscale) / scale(mscale_all_dim) if mscale_all_dim else scale(mscale)
 ''',
         (_MATH,),
     ),

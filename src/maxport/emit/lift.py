@@ -85,7 +85,7 @@ def lift(
     lengths = {len(g.nodes) for g in graphs}
     if len(lengths) != 1:
         raise MaxportError(
-            f"the model's structure depends on its size: its twins have {sorted(lengths)} operations",
+            f"the model's structure depends on its size: {sorted(lengths)} operations",
             fix="report the model",
         )
     zipper = _Zip(Lifter(fields), shapes or {})
@@ -97,7 +97,7 @@ def lift(
         zipper.where = f"{first.scope or 'the model itself'}, {first.line}"
         if any(n.op != first.op for n in group):
             raise MaxportError(
-                f"the model's structure depends on its size: {first.op} is {group[1].op} in another",
+                f"the model's structure depends on its size: {first.op} becomes {group[1].op}",
                 where=zipper.where,
                 fix="report the model",
             )

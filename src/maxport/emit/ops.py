@@ -308,10 +308,10 @@ def _rope_table(p: Printer, node: Node) -> Text:
     width = p.number(rope.width).text
     arguments = ", ".join([width, *(p.number(v).text for _, v in rope.arguments)])
     factor = ""
-    if rope.factor is None:
+    if isinstance(rope.factor, tuple):
         p.body.helpers.add("yarn_factor")
-        scaling = dict(rope.arguments)["factor"]
-        factor = f", factor=yarn_factor({p.number(scaling).text})"
+        given = ", ".join(p.number(v).text for v in rope.factor)
+        factor = f", factor=yarn_factor({given})"
     elif isinstance(rope.factor, Expr) or rope.factor != 1.0:
         factor = f", factor={p.number(rope.factor).text}"
     frequencies = f"{rope.kind}_frequencies({arguments})"
@@ -324,8 +324,9 @@ def _rope_table(p: Printer, node: Node) -> Text:
 
 def _rope(p: Printer, node: Node) -> Text:
     rope: Rope = node.attrs["rotation"]
-    cases = p.entry.literals.get(p.slots[(node.name, "rotation", 0)], {0: rope})
-    if len({(r.width, r.offset, r.interleaved) for r in cases.values()}) != 1:
+    found = p.entry.literals.get(p.slots[(node.name, "rotation", 0)], {0: rope})
+    cases = [r for r in found.values() if isinstance(r, Rope)]
+    if len({(str(r.width), str(r.offset), r.interleaved) for r in cases}) != 1:
         raise MaxportError(
             "layers that share a class rotate different columns",
             where=f"{node.scope}, {node.line}",
@@ -383,7 +384,10 @@ def _mask_arguments(p: Printer, node: Node) -> list[str]:
 
 
 def _attend_scores(p: Printer, node: Node, arguments: list[str]) -> Text:
-    masks = {node.attrs["mask"], *p.entry.literals.get(p.slots[(node.name, "mask", 0)], {}).values()}
+    masks = {
+        node.attrs["mask"],
+        *p.entry.literals.get(p.slots[(node.name, "mask", 0)], {}).values(),
+    }
     if masks - {"causal", "sliding"}:
         raise MaxportError(
             f"soft-capped or biased attention with a {node.attrs['mask']} mask has no lowering",

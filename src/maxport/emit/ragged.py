@@ -103,9 +103,7 @@ class _Pass:
         """Append an auxiliary node that is part of how `node` is written."""
         self.count += 1
         name = f"{node.name}_{self.count}"
-        self.out.append(
-            replace(node, name=name, op=op, args=args, attrs=attrs, shape=shape)
-        )
+        self.out.append(replace(node, name=name, op=op, args=args, attrs=attrs, shape=shape))
         return Ref(name)
 
     def reshaped(self, node: Node, value: Any, have: Sequence[Size], want: Sequence[Size]) -> Any:
@@ -153,7 +151,8 @@ class _Pass:
             value, layout = self.read(node.args[0])
             if layout.order[-1] != len(layout.logical) - 1:
                 raise MaxportError(
-                    f"{node.op} works on the token axis", where=f"{node.scope}, {node.line}",
+                    f"{node.op} works on the token axis",
+                    where=f"{node.scope}, {node.line}",
                     fix="port this layer by hand",
                 )
             self.keep(node, [value], **node.attrs)
@@ -228,7 +227,8 @@ class _Pass:
         result = Layout(node.shape)
         if layout.shape != result.shape and layout.around_tokens() != result.around_tokens():
             raise MaxportError(
-                "a reshape moves values between tokens", where=f"{node.scope}, {node.line}",
+                "a reshape moves values between tokens",
+                where=f"{node.scope}, {node.line}",
                 fix="port this layer by hand",
             )
         self.define(node, self.reshaped(node, value, layout.shape, result.shape))
@@ -284,7 +284,8 @@ class _Pass:
         width = layout.shape[position]
         if not isinstance(width, int) or not isinstance(start, int):
             raise MaxportError(
-                "a slice crops the token axis", where=f"{node.scope}, {node.line}",
+                "a slice crops the token axis",
+                where=f"{node.scope}, {node.line}",
                 fix="port this layer by hand",
             )
         start = start + width if start < 0 else start
@@ -300,7 +301,8 @@ class _Pass:
         width = layout.shape[position]
         if not isinstance(width, int):
             raise MaxportError(
-                "one token is picked out of each sequence", where=f"{node.scope}, {node.line}",
+                "one token is picked out of each sequence",
+                where=f"{node.scope}, {node.line}",
                 fix="port this layer by hand",
             )
         index = index + width if index < 0 else index
@@ -349,10 +351,11 @@ class _Pass:
         positions = sorted(layout.axis(a) for a in axes)
         if layout.token_axis is not None and 0 in positions:
             raise MaxportError(
-                f"{node.op} runs over the token axis", where=f"{node.scope}, {node.line}",
+                f"{node.op} runs over the token axis",
+                where=f"{node.scope}, {node.line}",
                 fix="port this layer by hand",
             )
-        self.keep(node, [value], axes=positions, keep=bool((node.args + [0, 0, 0])[2]))
+        self.keep(node, [value], axes=positions, keep=bool([*node.args, 0, 0, 0][2]))
 
     _mean = _sum = _amax = _reduced
 
@@ -367,7 +370,8 @@ class _Pass:
         if len(chosen) != 1:
             raise MaxportError(
                 "an index with several tensors has no lowering",
-                where=f"{node.scope}, {node.line}", fix="port this layer by hand",
+                where=f"{node.scope}, {node.line}",
+                fix="port this layer by hand",
             )
         axis, ids = chosen[0]
         index, _ = self.read(ids)
@@ -378,7 +382,8 @@ class _Pass:
         if right.token_axis is not None or len(right.logical) != 2:
             raise MaxportError(
                 "a matrix product between tokens outside of attention has no lowering",
-                where=f"{node.scope}, {node.line}", fix="port this layer by hand",
+                where=f"{node.scope}, {node.line}",
+                fix="port this layer by hand",
             )
         del left
         self.keep(node, [a, b])

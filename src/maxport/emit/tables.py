@@ -27,8 +27,8 @@ class Rope:
         interleaved: Whether pairs are adjacent columns.
         sign: -1 where it runs backwards.
         arguments: The formula's keyword arguments, in order.
-        factor: Length of a rotated unit vector, 1.0, an expression, or None where the formula
-            gives it.
+        factor: Length of a rotated unit vector: a number, an expression, or the arguments of
+            YaRN's formula for it.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Rope:
     interleaved: bool
     sign: int
     arguments: tuple[tuple[str, Expr | Number], ...]
-    factor: Expr | Number | None = 1.0
+    factor: Any = 1.0
 
     @property
     def table(self) -> tuple[Any, ...]:
@@ -65,7 +65,8 @@ class Sinusoid:
 
 def default_frequencies(width: int, theta: float) -> np.ndarray:
     """theta ** (-2i / width), radians per position, (width / 2,)."""
-    return 1.0 / theta ** (np.arange(0, width, 2) / width)
+    out: np.ndarray = 1.0 / theta ** (np.arange(0, width, 2) / width)
+    return out
 
 
 def llama3_frequencies(
@@ -82,7 +83,13 @@ def llama3_frequencies(
 
 
 def yarn_frequencies(
-    width: int, theta: float, factor: float, fast: float, slow: float, original: float, truncate: bool
+    width: int,
+    theta: float,
+    factor: float,
+    fast: float,
+    slow: float,
+    original: float,
+    truncate: bool,
 ) -> np.ndarray:
     """YaRN (transformers `_compute_yarn_parameters`)."""
     base = default_frequencies(width, theta)
@@ -99,18 +106,23 @@ def yarn_frequencies(
     return base / factor * ramp + base * (1 - ramp)
 
 
-def yarn_attention_factor(factor: float) -> float:
+def yarn_attention_factor(factor: float, mscale: float = 1.0, all_dim: float = 0.0) -> float:
     """YaRN's length of a rotated vector where the configuration gives none."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return scale(mscale) / scale(all_dim) if all_dim else scale(mscale)
 
 
 def proportional_frequencies(
     width: int, theta: float, partial: float, factor: float = 1.0
 ) -> np.ndarray:
-    """Only the first share of the pairs turn (transformers `_compute_proportional_rope_parameters`)."""
+    """The first share of the pairs turn (`_compute_proportional_rope_parameters`)."""
     turning = int(partial * width // 2)
     base = 1.0 / theta ** (np.arange(0, 2 * turning, 2) / width)
-    return np.concatenate([base, np.zeros(width // 2 - turning)]) / factor
+    out: np.ndarray = np.concatenate([base, np.zeros(width // 2 - turning)]) / factor
+    return out
 
 
 Evaluate = Callable[..., np.ndarray]
@@ -128,12 +140,25 @@ _FORMULAS = (
     _Formula("linear", ("rope_theta", "factor"), lambda w, t, f: default_frequencies(w, t) / f),
     _Formula(
         "llama3",
-        ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        (
+            "rope_theta",
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        ),
         llama3_frequencies,
     ),
     _Formula(
         "yarn",
-        ("rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings", "truncate"),
+        (
+            "rope_theta",
+            "factor",
+            "beta_fast",
+            "beta_slow",
+            "original_max_position_embeddings",
+            "truncate",
+        ),
         yarn_frequencies,
     ),
 )
@@ -165,16 +190,37 @@ def lift_rope(lifter: Lifter, twins: tuple[Rotation, ...], where: str) -> Rope:
 
 def _factor(
     lifter: Lifter, twins: tuple[Rotation, ...], kind: str, arguments: dict[str, Any], where: str
-) -> Expr | Number | None:
+) -> Any:
     values = tuple(t.factor for t in twins)
     if all(abs(v - 1.0) < 1e-6 for v in values):
         return 1.0
     if kind == "yarn":
-        given = arguments["factor"]
-        factors = given.values if isinstance(given, Expr) else (given,) * len(values)
-        if all(abs(yarn_attention_factor(f) - v) < 1e-5 for f, v in zip(factors, values, strict=True)):
-            return None
+        for names in (("factor",), ("factor", "mscale", "mscale_all_dim")):
+            found = _yarn_factor(lifter, values, arguments, names)
+            if found:
+                return found
     return lifter.lift(values, where)
+
+
+def _yarn_factor(
+    lifter: Lifter, values: tuple[float, ...], arguments: dict[str, Any], names: tuple[str, ...]
+) -> tuple[Any, ...]:
+    """The arguments of YaRN's formula for the length of a rotated vector, if it gives `values`."""
+    by_name = {f.name: f for f in lifter.fields}
+    chosen = []
+    for name in names:
+        source = by_name.get(name)
+        if name in arguments:
+            chosen.append(arguments[name])
+        elif source is not None and all(isinstance(v, int | float) for v in source.values):
+            chosen.append(Expr(f"config.{name}", (name,), source.values))
+        else:
+            return ()
+    for index, value in enumerate(values):
+        numbers = [c.values[index] if isinstance(c, Expr) else c for c in chosen]
+        if abs(yarn_attention_factor(*numbers) - value) > 1e-5:
+            return ()
+    return tuple(chosen)
 
 
 def _groups(lifter: Lifter) -> list[dict[str, Expr]]:
@@ -224,7 +270,9 @@ def _agrees(formula: _Formula, arguments: dict[str, Any], index: int, twin: Rota
     if any(isinstance(n, str) or n is None for n in numbers):
         return False
     table = formula.build(twin.width, *numbers)
-    return table.shape == (len(twin.freqs),) and np.allclose(table, twin.freqs, rtol=_TABLE, atol=1e-9)
+    return table.shape == (len(twin.freqs),) and np.allclose(
+        table, twin.freqs, rtol=_TABLE, atol=1e-9
+    )
 
 
 def _implied_theta(
@@ -253,10 +301,11 @@ def _implied_theta(
 def alibi_slopes(heads: int, bias_max: float) -> np.ndarray:
     """ALiBi's slopes (MPT's and BLOOM's agree), one per head."""
     whole = 2 ** math.ceil(math.log2(heads))
-    slopes = 2.0 ** (-np.arange(1, whole + 1) * bias_max / whole)
+    slopes: np.ndarray = 2.0 ** (-np.arange(1, whole + 1) * bias_max / whole)
     if whole == heads:
         return slopes
-    return np.concatenate([slopes[1::2], slopes[::2]])[:heads]
+    odd: np.ndarray = np.concatenate([slopes[1::2], slopes[::2]])[:heads]
+    return odd
 
 
 def lift_slopes(lifter: Lifter, twins: tuple[tuple[float, ...], ...], where: str) -> Slopes:
@@ -276,6 +325,4 @@ def lift_slopes(lifter: Lifter, twins: tuple[tuple[float, ...], ...], where: str
                 where=where,
                 fix="port this layer by hand",
             )
-    return Slopes(
-        lifter.lift(tuple(len(s) for s in twins), where), lifter.lift(tuple(bias), where)
-    )
+    return Slopes(lifter.lift(tuple(len(s) for s in twins), where), lifter.lift(tuple(bias), where))

@@ -8,7 +8,7 @@ from typing import Any
 
 from maxport.emit.tables import Rope
 from maxport.errors import MaxportError
-from maxport.ir import Graph, Node, Param, Ref, walk_values
+from maxport.ir import Graph, Node, Param, Ref, map_values, walk_values
 
 #: Idioms that are modules of their own in MAX.
 LEAVES = {"embedding", "layer_norm", "linear", "rms_norm"}
@@ -74,7 +74,9 @@ class Instance:
         """Child modules in order of first call, list items one by one."""
         seen: set[str] = set()
         for item in self.items:
-            calls = [item] if isinstance(item, Call) else item.calls if isinstance(item, Loop) else []
+            calls = (
+                [item] if isinstance(item, Call) else item.calls if isinstance(item, Loop) else []
+            )
             for call in calls:
                 if call.child.path not in seen:
                     seen.add(call.child.path)
@@ -170,8 +172,53 @@ def _before_use(graph: Graph, user: Node, scope: str) -> tuple[int, Ref]:
     return graph.nodes.index(first), like
 
 
+def name_sequentials(graph: Graph) -> dict[str, str]:
+    """Give every called module a name that is one attribute of the module that calls it.
+
+    Returns:
+        New prefixes of parameters by their prefixes in the checkpoint.
+    """
+    called = {path for node in graph.nodes for path in node.classes}
+    renamed: dict[str, str] = {}
+
+    # Containers whose forward never runs: `model` where the head calls `model.decoder` itself.
+    uncalled: dict[int, set[str]] = {}
+    for path in called:
+        parts = path.split(".")
+        for index in range(1, len(parts)):
+            if ".".join(parts[:index]) not in called and not parts[index].isdigit():
+                uncalled.setdefault(index, set()).add(parts[index - 1])
+
+    def named(path: str) -> str:
+        parts = path.split(".")
+        out: list[str] = []
+        for index, part in enumerate(parts):
+            inside = ".".join(parts[:index]) in called and index > 0
+            name = f"part_{part}" if part.isdigit() and inside else part
+            if out and out[-1] in uncalled.get(index, ()) and not part.isdigit():
+                out[-1] = f"{out[-1]}_{name}"
+            else:
+                out.append(name)
+        return ".".join(out)
+
+    def change(value: Any) -> Any:
+        if isinstance(value, Param):
+            owner = _owner(value)
+            if named(owner) != owner:
+                renamed[f"{owner}."] = f"{named(owner)}."
+            return replace(value, fqn=named(value.fqn))
+        return value
+
+    for node in graph.nodes:
+        node.args, node.attrs = map_values(node.args, change), map_values(node.attrs, change)
+    for node in graph.nodes:
+        node.scope = named(node.scope)
+        node.classes = {named(path): cls for path, cls in node.classes.items()}
+    return renamed
+
+
 def settle_scopes(graph: Graph) -> None:
-    """Move operations out of modules without weights (activations, dropout, rotary) to the parent."""
+    """Move operations out of modules without weights, such as activations, to the parent."""
     owners = {_owner(p) for n in graph.nodes for p in params_of(n)}
     leaves = {n.scope for n in graph.nodes if n.op in LEAVES and _is_own_leaf(n, n.scope)}
 

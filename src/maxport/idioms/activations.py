@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,17 @@ _ANCHORS = {"erf", "exp", "gelu", "relu", "sigmoid", "silu", "softplus", "tanh"}
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf)(x)
+    out: np.ndarray = np.vectorize(math.erf)(x)
+    return out
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+    out: np.ndarray = 1 / (1 + np.exp(-x))
+    return out
 
 
 #: Each activation of MAX or one line of it, in float64.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x * _sigmoid(x),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -121,8 +124,9 @@ def _name(recogniser: Recogniser, final: Node, source: Ref) -> Any:
     """(idiom, attributes, formula) that fits on a few hundred points, or None."""
     shape = recogniser.array(source).shape
     x = np.linspace(-6.0, 6.0, math.prod(shape)).reshape(shape)
-    truth = recogniser.values.run(final.name, {source.name: x} if source.part is None else {
-        source.name: {source.part: x}})
+    truth = recogniser.values.run(
+        final.name, {source.name: x} if source.part is None else {source.name: {source.part: x}}
+    )
     for kind, formula in ACTIVATIONS.items():
         if relative_difference(truth, formula(x)) < 1e-7:
             return "activation", {"kind": kind}, formula

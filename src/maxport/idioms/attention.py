@@ -158,7 +158,7 @@ def probe(recogniser: Recogniser, scores: Node, softmax: Node) -> Scores | None:
 
 
 def _declared_mask(recogniser: Recogniser, softmax: Node) -> tuple[str, int]:
-    """The mask that transformers' mask interface made for these scores, which hides nothing here."""
+    """The mask that transformers' interface made for these scores; it hides nothing here."""
     nodes = recogniser.graph.by_name()
     stack, seen = [softmax], set()
     while stack:
@@ -222,7 +222,8 @@ def _insert_transpose(recogniser: Recogniser, k_transposed: Ref, before: Node) -
     node = recogniser.graph.by_name()[k_transposed.name]
     rank = len(node.shape)
     if node.op == "transpose" and {a % rank for a in node.args[1:3]} == {rank - 1, rank - 2}:
-        return node.args[0]
+        keys: Ref = node.args[0]
+        return keys
     shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
     added = Node(
         f"{node.name}_keys", "transpose", [k_transposed, -2, -1], {}, shape, node.dtype,

@@ -45,7 +45,8 @@ def norm_formula(
     if centred:
         x = x - x.mean(-1, keepdims=True)
     normal = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
-    return normal * (offset + weight) + bias
+    out: np.ndarray = normal * (offset + weight) + bias
+    return out
 
 
 def _attrs(

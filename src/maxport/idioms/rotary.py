@@ -14,7 +14,6 @@ import numpy as np
 from maxport.idioms.base import PROOF_TOKENS, Candidate, Recogniser
 from maxport.ir import BATCH, TOKENS, Graph, Node, Ref
 
-
 #: Models may store tables of sines in float32.
 _STORED = 1e-6
 

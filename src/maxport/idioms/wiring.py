@@ -9,7 +9,16 @@ import numpy as np
 from maxport.idioms.base import Candidate, Recogniser
 from maxport.ir import TOKENS, Node, Param, Ref
 
-_SPLITS = {"chunk", "reshape", "select", "slice", "split", "split_with_sizes", "transpose", "permute"}
+_SPLITS = {
+    "chunk",
+    "reshape",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "transpose",
+    "permute",
+}
 
 
 def match(recogniser: Recogniser) -> None:

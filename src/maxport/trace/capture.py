@@ -1,8 +1,8 @@
 """Export a Hugging Face causal LM with attention and masks as opaque ops.
 
-The model is traced with a static batch of a prime number of sequences that divides none of its sizes,
-and a symbolic length, so that in every traced shape the batch axis, the token axis and all other axes
-can be told apart.
+The model is traced with a static batch of a prime number of sequences that divides none of its
+sizes, and a symbolic length, so that in every traced shape the batch axis, the token axis and all
+other axes can be told apart.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def mask_op(
 
 
 @mask_op.register_fake
-def _(
-    kind: int, size: int, batch: int, queries: int, keys: int, dtype: torch.dtype
-) -> Tensor:
+def _(kind: int, size: int, batch: int, queries: int, keys: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(batch, 1, queries, keys, dtype=dtype)
 
 
@@ -203,7 +201,9 @@ def opaque_attention(model: PreTrainedModel) -> Iterator[None]:
     """Route the model's attention, masks and experts through maxport's ops while inside."""
     saved = []
     for config in _configs(model):
-        saved.append((config, config._attn_implementation_internal, config._experts_implementation_internal))
+        saved.append(
+            (config, config._attn_implementation_internal, config._experts_implementation_internal)
+        )
         config._attn_implementation_internal = "maxport"
         config._experts_implementation_internal = "batched_mm"
     packed = masking_utils.find_packed_sequence_indices

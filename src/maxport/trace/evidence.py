@@ -60,11 +60,18 @@ def idiom_rows(port: Port) -> list[dict[str, Any]]:
         }
         worst = max(f.difference for f in same)
         proof = f"float64, largest difference {worst:.1e}" if worst else "by construction, probed"
-        rows.append({"idiom": name, "where": f"{count} places", "parameters": parameters, "proof": proof})
+        rows.append(
+            {"idiom": name, "where": f"{count} places", "parameters": parameters, "proof": proof}
+        )
     for finding in port.study.findings:
         if not finding.accepted:
             rows.append(
-                {"idiom": f"not {finding.op}", "where": finding.scope, "parameters": {}, "proof": finding.why}
+                {
+                    "idiom": f"not {finding.op}",
+                    "where": finding.scope,
+                    "parameters": {},
+                    "proof": finding.why,
+                }
             )
     return rows
 
@@ -78,7 +85,11 @@ def _weight(rule: Any) -> dict[str, str]:
         return {"checkpoint": rule.from_prefix, "graph": rule.to_prefix, "how": "renamed"}
     if isinstance(rule, Drop):
         return {"checkpoint": rule.pattern, "graph": "", "how": f"dropped: {rule.why}"}
-    return {"checkpoint": " + ".join(rule.sources), "graph": rule.target, "how": "stored end to end"}
+    return {
+        "checkpoint": " + ".join(rule.sources),
+        "graph": rule.target,
+        "how": "stored end to end",
+    }
 
 
 def _notes(port: Port) -> list[str]:

@@ -45,13 +45,22 @@ def _aliases(config: PreTrainedConfig) -> dict[str, str]:
     return {own: common for common, own in (config.attribute_map or {}).items()}
 
 
+def _table(config: PreTrainedConfig) -> dict[str, tuple[str, Any]]:
+    """(expression, value) by field name; a rope key that is also a key of its own gets a prefix."""
+    table: dict[str, tuple[str, Any]] = {}
+    entries = sorted(_entries(config, "hf", ""), key=lambda e: "[" in e[1])
+    for name, text, value in entries:
+        table[name if name not in table else f"rope_{name}"] = (text, value)
+    return table
+
+
 def field_sources(configs: Sequence[PreTrainedConfig]) -> list[FieldSource]:
     """The fields that a literal may be tied to, in the order of the configuration.
 
     Args:
         configs: The twins' configurations, of the same model at several sizes.
     """
-    tables = [{name: (text, value) for name, text, value in _entries(c, "hf", "")} for c in configs]
+    tables = [_table(c) for c in configs]
     aliases = _aliases(configs[0])
     out: list[FieldSource] = []
     for name, (text, value) in tables[0].items():

@@ -110,6 +110,17 @@ def _first_names(program: ExportedProgram) -> dict[str, str]:
     return first
 
 
+def _is_neutral(name: str, args: list[Any], node: torch.fx.Node) -> bool:
+    """Whether an operation adds zero or multiplies by one, and changes neither shape nor dtype."""
+    neutral = {"add": 0, "sub": 0, "mul": 1, "div": 1}.get(name)
+    if neutral is None or len(args) < 2 or isinstance(args[1], bool):
+        return False
+    if not isinstance(args[0], Ref) or not isinstance(args[1], int | float) or args[1] != neutral:
+        return False
+    source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return bool(source.dtype == value.dtype and source.shape == value.shape)
+
+
 class _Importer:
     def __init__(self, traced: Traced) -> None:
         program, self.batch = traced.program, traced.batch
@@ -154,9 +165,9 @@ class _Importer:
             shape = tuple(int(s) for s in tensor.shape)
             self.env[node] = Const(name, shape, dtype_name(tensor.dtype))
         else:
-            shape = tuple(self.size(s) for s in tensor.shape)
+            sizes = tuple(self.size(s) for s in tensor.shape)
             name = {"input_ids": "tokens", "position_ids": "positions"}.get(node.name, node.name)
-            self.nodes.append(Node(name, "input", shape=shape, dtype=dtype_name(tensor.dtype)))
+            self.nodes.append(Node(name, "input", shape=sizes, dtype=dtype_name(tensor.dtype)))
             self.env[node] = Ref(name)
 
     def constant_index(self, node: torch.fx.Node, args: list[Any]) -> tuple[str, list[Any]]:
@@ -178,7 +189,7 @@ class _Importer:
             return
         args = [self.value(a) for a in node.args]
         same_dtype = name in _CASTS and node.args[0].meta["val"].dtype == value.dtype
-        if name in _IDENTITY or same_dtype:
+        if name in _IDENTITY or same_dtype or _is_neutral(name, args, node):
             self.env[node] = args[0]
             return
         scope, classes = _scope(node)

@@ -51,7 +51,9 @@ def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> P
             fix="maxport ports decoder language models only",
         )
     named = (checkpoint.config.get("architectures") or [""])[0]
-    if not remote and not named.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+    if not remote and not named.endswith(
+        ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+    ):
         raise MaxportError(
             f"{named} is no decoder language model",
             where=where,

@@ -42,7 +42,8 @@ class TracedValues:
 
     def param(self, fqn: str) -> np.ndarray:
         """A parameter, buffer or constant by its IR name, float64."""
-        return self.params[fqn].numpy()
+        array: np.ndarray = self.params[fqn].numpy()
+        return array
 
     def run(self, target: str, feeds: Mapping[str, Any], part: int | None = None) -> np.ndarray:
         """The value of node `target` when the nodes in `feeds` have the given values.

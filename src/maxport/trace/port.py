@@ -13,7 +13,16 @@ from maxport.emit.expr import Expr, FieldSource
 from maxport.emit.graphfile import GraphFile, render_graph
 from maxport.emit.helpers import render_functional
 from maxport.emit.shell import render_shell
-from maxport.emit.spec import ConfigField, Drop, KVCache, PortSpec, Rename, Tie, Transpose, WeightRule
+from maxport.emit.spec import (
+    ConfigField,
+    Drop,
+    KVCache,
+    PortSpec,
+    Rename,
+    Tie,
+    Transpose,
+    WeightRule,
+)
 from maxport.errors import MaxportError
 from maxport.trace.study import Study, study
 
@@ -80,8 +89,7 @@ def _rules(study: Study, graph: GraphFile, stored: Sequence[str]) -> list[Weight
     if graph.head is not None:
         target, source = graph.head
         rules.append(Tie(target, source))
-    if graph.renamed is not None:
-        rules.append(Rename(*graph.renamed))
+    rules += [Rename(before, after) for before, after in graph.renamed]
     names = set(graph.parameters) | ({graph.head[0]} if graph.head else set())
     patterns = {re.sub(r"(?<=\.)\d+(?=\.)", "{i}", key, count=1) for key in stored}
     prefix = f"{study.base_prefix}."
@@ -131,11 +139,13 @@ def make_port(
     hf_class = result.model_class.__name__
     display = hf_class.removesuffix("ForCausalLM").removesuffix("LMHeadModel") or hf_class
     config_class = f"{display}Config"
-    origin = result.origins.get(f"{result.model_class.__module__}.{result.model_class.__qualname__}")
+    origin = result.origins.get(
+        f"{result.model_class.__module__}.{result.model_class.__qualname__}"
+    )
     heading = (
         f"{display} decoder as a MAX ModuleV3 graph. Computes what transformers "
-        f"{transformers.__version__} `{hf_class}` computes. Tokens of all requests lie end to end in "
-        "one ragged axis, `total`."
+        f"{transformers.__version__} `{hf_class}` computes. Tokens of all requests lie end to end "
+        "in one ragged axis, `total`."
     )
     graph = render_graph(
         result.lifted,
@@ -146,7 +156,7 @@ def make_port(
     )
     if graph.buffers:
         raise MaxportError(
-            f"the model multiplies by constants that it computes itself: {', '.join(graph.buffers)}",
+            f"the model reads constants that it computes itself: {', '.join(graph.buffers)}",
             fix="report the model; its constants have no known formula",
         )
     names = list(dict.fromkeys([*graph.fields, *(["tie_word_embeddings"] if graph.head else [])]))

@@ -107,10 +107,10 @@ def study(
     shapes = {n: tuple(p.shape) for n, p in twin_model(third).state_dict().items()}
     lifted = lift(graphs, field_sources([*configs, third]), shapes)
     total = recognised.traced
+    ignored = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or [])
     return Study(
-        type(model), before, recognised, lifted, findings, total - sum(plain.values()), total, plain,
-        class_origins(recognised), list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []),
-        model.base_model_prefix,
+        type(model), before, recognised, lifted, findings, total - sum(plain.values()), total,
+        plain, class_origins(recognised), ignored, model.base_model_prefix,
     )  # fmt: skip
 
 
