@@ -162,7 +162,7 @@ def refused(name: str, engine: str, error: Exception) -> dict[str, Any]:
     return {
         "name": name, "engine": engine, "verdict": kind, "max_diff": None, "tolerance": None,
         "coverage": None, "idioms": {}, "plain": {}, "seconds": {},
-        "why": f"{type(error).__name__}: {error}"[:400],
+        "why": re.sub(r"\S*maxport-families-\w+/", "", f"{type(error).__name__}: {error}")[:400],
     }  # fmt: skip
 
 

@@ -80,6 +80,7 @@ class Node:
         classes: HF class of each module on the way to `scope`, keyed by path.
         proof: Of an idiom, how it was shown equal to the traced nodes; empty for a plain op.
         line: Where the traced model computes it, `file.py:line`.
+        home: Of an operation moved to its parent's scope, the module it came from.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Node:
     classes: dict[str, str] = field(default_factory=dict)
     proof: str = ""
     line: str = ""
+    home: str = ""
 
     def refs(self) -> list[Ref]:
         """Every value this node reads, in order."""

@@ -152,10 +152,14 @@ class Lifter:
         for a in ints:
             for k in (2, 3, 4, 8):
                 yield from _some(self._combine(f"{k} * {a}", [a], lambda x, k=k: k * x))
-                yield from _some(self._combine(f"{a} // {k}", [a], lambda x, k=k: x // k))
+                yield from _some(
+                    self._combine(f"{a} // {k}", [a], lambda x, k=k: _exact_quotient(x, k))
+                )
             for k, m in ((3, 4), (3, 2)):
                 yield from _some(
-                    self._combine(f"{k} * {a} // {m}", [a], lambda x, k=k, m=m: k * x // m)
+                    self._combine(
+                        f"{k} * {a} // {m}", [a], lambda x, k=k, m=m: _exact_quotient(k * x, m)
+                    )
                 )
 
     def _shifted(self, ints: Sequence[Expr]) -> Iterator[Expr]:

@@ -69,7 +69,7 @@ def _head_linear(head: list[Item]) -> tuple[Node, str] | None:
             item.child.leaf if isinstance(item, Call) else item if isinstance(item, Node) else None
         )
         if node is not None and node.op == "linear":
-            name = item.child.name if isinstance(item, Call) else node.scope or "lm_head"
+            name = item.child.name if isinstance(item, Call) else node.home or "lm_head"
             return node, name
     return None
 

@@ -46,11 +46,15 @@ def render_portdoc(evidence: Mapping[str, Any], files: Mapping[str, str]) -> dic
     }
 
 
-def serve_commands(slug: str, model: str) -> list[str]:
-    """The commands that run a port, from the folder that holds it."""
+def serve_commands(slug: str, model: str, class_name: str) -> list[str]:
+    """The commands that run a port, from the folder that holds it.
+
+    A port of a class that MAX has itself answers only where ModuleV3 is preferred.
+    """
+    flag = " --prefer-module-v3" if class_name.endswith("_ModuleV3") else ""
     return [
-        f"max serve --custom-architectures {slug} --model {model}",
-        f'max generate --custom-architectures {slug} --model {model} --prompt "Hello"',
+        f"max serve --custom-architectures {slug} --model {model}{flag}",
+        f'max generate --custom-architectures {slug} --model {model}{flag} --prompt "Hello"',
         f"maxport verify {model} --port-dir {slug}",
     ]
 
@@ -66,7 +70,7 @@ def _markdown(document: Mapping[str, Any]) -> str:
         if document.get(key):
             parts.append(render(document[key]))
     model = document.get("model", {}).get("name", "<model>")
-    commands = "\n".join(serve_commands(document["slug"], model))
+    commands = "\n".join(serve_commands(document["slug"], model, document["class_name"]))
     parts.append(f"## How to serve\n\nFrom the folder above this one:\n\n```bash\n{commands}\n```")
     return "\n\n".join(parts) + "\n"
 

@@ -103,7 +103,8 @@ def yarn_frequencies(
     low, high = max(low, 0), min(high, width - 1)
     high = high + 0.001 if low == high else high
     ramp = np.clip((np.arange(width // 2) - low) / (high - low), 0, 1)
-    return base / factor * ramp + base * (1 - ramp)
+    out: np.ndarray = base / factor * ramp + base * (1 - ramp)
+    return out
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0, all_dim: float = 0.0) -> float:

@@ -204,8 +204,11 @@ def name_sequentials(graph: Graph) -> dict[str, str]:
     def change(value: Any) -> Any:
         if isinstance(value, Param):
             owner = _owner(value)
-            if named(owner) != owner:
-                renamed[f"{owner}."] = f"{named(owner)}."
+            before, after = owner.split("."), named(owner).split(".")
+            if before != after:
+                while len(before) > 1 and len(after) > 1 and before[-1] == after[-1]:
+                    before, after = before[:-1], after[:-1]
+                renamed[f"{'.'.join(before)}."] = f"{'.'.join(after)}."
             return replace(value, fqn=named(value.fqn))
         return value
 
@@ -236,6 +239,7 @@ def settle_scopes(graph: Graph) -> None:
         return any(o == path or o.startswith(path + ".") for o in owners)
 
     for node in graph.nodes:
+        node.home = node.scope
         while node.scope and not keep(node.scope):
             chain = [p for p in node.classes if p != node.scope and _inside(node.scope, p)]
             node.classes = {p: c for p, c in node.classes.items() if p != node.scope}

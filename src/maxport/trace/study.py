@@ -84,7 +84,8 @@ def study(
     Raises:
         MaxportError: The model cannot be traced, recognised or lifted.
     """
-    configs = [twin_config(config, size, window=window) for size in SIZES]
+    layers = _layers(config)
+    configs = [twin_config(config, size, window=window, layers=layers) for size in SIZES]
     graphs: list[Graph] = []
     first: Any = None
     for size, twin in zip(SIZES, configs, strict=True):
@@ -103,7 +104,7 @@ def study(
     for node in ragged.nodes:
         if not node.proof and node.op != "input":
             plain[node.op] = plain.get(node.op, 0) + 1
-    third = twin_config(config, CONFIRMED, window=window)
+    third = twin_config(config, CONFIRMED, window=window, layers=layers)
     shapes = {n: tuple(p.shape) for n, p in twin_model(third).state_dict().items()}
     lifted = lift(graphs, field_sources([*configs, third]), shapes)
     total = recognised.traced
@@ -112,6 +113,14 @@ def study(
         type(model), before, recognised, lifted, findings, total - sum(plain.values()), total,
         plain, class_origins(recognised), ignored, model.base_model_prefix,
     )  # fmt: skip
+
+
+def _layers(config: PreTrainedConfig) -> int | None:
+    """Layers to trace: enough that a kind's first layer and a later one are both there."""
+    depth = getattr(config, "num_hidden_layers", 0)
+    lists = [v for v in config.to_dict().values() if isinstance(v, list) and len(v) == depth > 4]
+    kinds = max((len({str(v) for v in values}) for values in lists), default=1)
+    return 2 * kinds if kinds > 1 else None
 
 
 def _copy(graph: Graph) -> Graph:
