@@ -40,7 +40,8 @@ def renamed_source(source: str, config_class: str) -> tuple[str, dict[str, str]]
     attributes |= set(re.findall(r'register_buffer\("(\w+)"', source))
     for attribute in attributes:
         new = f"zed_{attribute}"
-        source = re.sub(rf"\b(self|module)\.{attribute}\b", rf"\1.{new}", source)
+        owners = "self" if attribute == "weight" else "self|module"
+        source = re.sub(rf"\b({owners})\.{attribute}\b", rf"\1.{new}", source)
         source = source.replace(f'register_buffer("{attribute}"', f'register_buffer("{new}"')
     for name in ("lm_head", "embed_tokens", "model"):
         source = re.sub(rf'(?<=["."]){name}(?=["."])', f"zed_{name}", source)
@@ -83,7 +84,7 @@ def numbered_graph(port_dir: Path, checkpoint: Path) -> str:
     from maxport.engine.build import build_port
     from maxport.engine.graphhash import graph_text
 
-    built = build_port(port_dir, checkpoint, return_logits="all")
+    built = build_port(port_dir, checkpoint, return_logits="all", trust_remote_code=True)
     text = graph_text(built.graph)
     order = sorted(
         (name for name in built.weights if f'"{name}"' in text), key=lambda n: text.index(f'"{n}"')

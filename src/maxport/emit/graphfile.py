@@ -18,6 +18,7 @@ from maxport.emit.tree import (
     Loop,
     add_context,
     build_tree,
+    name_leaf_weights,
     name_sequentials,
     params_of,
     settle_scopes,
@@ -420,7 +421,7 @@ def render_graph(
     from maxport.emit.headfile import render_root
 
     graph = lifted.graph
-    prefixes = name_sequentials(graph)
+    prefixes = name_sequentials(graph) | name_leaf_weights(graph)
     settle_scopes(graph)
     add_context(graph)
     root = build_tree(graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maxport.emit.prose import comment, docstring
+from maxport.emit.prose import WIDTH, comment, docstring
 from maxport.emit.spec import Drop, Fuse, PortSpec, Rename, Transpose
 
 _FITS = '''
@@ -128,9 +128,7 @@ def _tables(spec: PortSpec) -> str:
         blocks.append(
             "# Prefixes of checkpoint names and what the graph has in their place; "
             "the first that fits.\n"
-            "RENAMED = {\n"
-            + "".join(f'    "{r.from_prefix}": "{r.to_prefix}",\n' for r in renames)
-            + "}"
+            "RENAMED = {\n" + "".join(map(_rename_row, renames)) + "}"
         )
     if transposes := spec.rules(Transpose):
         blocks.append(
@@ -165,6 +163,14 @@ def _tables(spec: PortSpec) -> str:
             "BITS = {1: DType.uint8, 2: DType.uint16, 4: DType.uint32, 8: DType.uint64}"
         )
     return "\n\n".join(blocks)
+
+
+def _rename_row(rule: Rename) -> str:
+    """One entry of RENAMED; ruff cannot break a long one by itself."""
+    row = f'    "{rule.from_prefix}": "{rule.to_prefix}",\n'
+    if len(row) <= WIDTH:
+        return row
+    return f'    "{rule.from_prefix}": (\n        "{rule.to_prefix}"\n    ),\n'
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:

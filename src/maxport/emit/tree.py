@@ -220,6 +220,30 @@ def name_sequentials(graph: Graph) -> dict[str, str]:
     return renamed
 
 
+def name_leaf_weights(graph: Graph) -> dict[str, str]:
+    """Call the weights of MAX's own modules `weight` and `bias`, as MAX does.
+
+    Returns:
+        New names of parameters by their names in the checkpoint, where they differ.
+    """
+    renamed: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op not in LEAVES or not _is_own_leaf(node, node.scope):
+            continue
+        for key in ("weight", "bias"):
+            param = node.attrs.get(key)
+            if isinstance(param, Param) and param.fqn != f"{node.scope}.{key}":
+                renamed[param.fqn] = f"{node.scope}.{key}"
+
+    def change(value: Any) -> Any:
+        known = isinstance(value, Param) and value.fqn in renamed
+        return replace(value, fqn=renamed[value.fqn]) if known else value
+
+    for node in graph.nodes:
+        node.args, node.attrs = map_values(node.args, change), map_values(node.attrs, change)
+    return renamed
+
+
 def settle_scopes(graph: Graph) -> None:
     """Move operations out of modules without weights, such as activations, to the parent."""
     owners = {_owner(p) for n in graph.nodes for p in params_of(n)}
