@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export TRANSFORMERS_VERBOSITY ?= error
 
-.PHONY: help install test lint demo bench-families bench-native bench-migration clean
+.PHONY: help install test test-families lint demo bench-families bench-native bench-migration clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -31,8 +31,11 @@ lint: $(STAMP)  ## ruff and mypy --strict
 
 test: $(STAMP)  ## All that CI runs: lint, types, fast tests, then the compiled ones
 	$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -m 'not compiled' -n 2 --dist loadfile
+	$(BIN)/pytest -m 'not compiled and not families' -n 2 --dist loadfile
 	$(BIN)/pytest -m compiled
+
+test-families: $(STAMP)  ## Every dense family: emitted code clean, adapters stable, renamed copies
+	$(BIN)/pytest -m families
 
 demo: $(STAMP)  ## The main job on SmolLM2-135M-Instruct: port it, prove it, generate with it
 	$(BIN)/maxport demo --force

@@ -22,6 +22,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from families import DENSE
 
+pytestmark = pytest.mark.families
+
 LIMIT = 450
 
 

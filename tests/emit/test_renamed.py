@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.families
+
 FAMILIES = ("llama", "qwen2", "gemma", "phi3", "glm", "olmo2")
 #: Attributes that transformers' base classes read by name.
 KEPT = {
