@@ -9,7 +9,7 @@ from typing import Any
 
 from maxport.emit.expr import Expr, FieldSource, Number
 from maxport.emit.tables import Rope, Slopes
-from maxport.emit.tree import Call, Instance, Loop
+from maxport.emit.tree import Instance, Loop
 from maxport.errors import MaxportError
 from maxport.ir import Const, Node, Param, Ref, map_values, walk_values
 
@@ -224,10 +224,6 @@ class ClassMap:
         """The class of a module."""
         return self.by_path[instance.path]
 
-    def variants(self, instances: Sequence[Instance]) -> dict[Any, PortClass]:
-        """The classes that the same child has in different kinds of layers."""
-        return {self.kinds.get(i.path): self.of(i) for i in instances}
-
 
 def group_classes(root: Instance, fields: Sequence[FieldSource]) -> ClassMap:
     """Find the kinds of layers and put equal modules into one class.
@@ -326,13 +322,3 @@ def child_groups(entry: PortClass) -> dict[str, list[Instance]]:
         for child in instance.children():
             groups.setdefault(child.name, []).append(child)
     return groups
-
-
-def loops_of(instance: Instance) -> list[Loop]:
-    """The layer lists that a module runs."""
-    return [item for item in instance.items if isinstance(item, Loop)]
-
-
-def calls_of(instance: Instance) -> list[Call]:
-    """The single children that a module calls."""
-    return [item for item in instance.items if isinstance(item, Call)]

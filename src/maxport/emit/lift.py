@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from maxport.emit.expr import Expr, FieldSource, Lifter
-from maxport.emit.tables import Rope, Sinusoid, Slopes, lift_rope, lift_slopes
+from maxport.emit.expr import FieldSource, Lifter
+from maxport.emit.tables import Slopes, lift_rope, lift_slopes
 from maxport.errors import MaxportError
 from maxport.idioms.rotary import Rotation
-from maxport.ir import Const, Graph, Node, Param, Ref, walk_values
-
-__all__ = ["Expr", "Lifted", "lift"]
+from maxport.ir import Const, Graph, Node, Param, walk_values
 
 
 @dataclass
@@ -120,13 +118,3 @@ def _params(graphs: Sequence[Graph]) -> list[tuple[Param, ...]]:
         leaves = [v for n in graph.nodes for v in walk_values([n.args, n.attrs])]
         columns.append([v for v in leaves if isinstance(v, Param)])
     return list(zip(*columns, strict=False))
-
-
-def is_expr(value: Any) -> bool:
-    """Whether a value is read from the configuration."""
-    return isinstance(value, Expr | Rope | Slopes | Sinusoid)
-
-
-def refs_of(node: Node) -> list[Ref]:
-    """Values a node reads; kept here so that emitters need not import the IR's internals."""
-    return node.refs()

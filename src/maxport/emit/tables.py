@@ -53,16 +53,6 @@ class Slopes:
     bias_max: Expr | Number
 
 
-@dataclass(frozen=True)
-class Sinusoid:
-    """A table of sines and cosines of positions, (rows, width)."""
-
-    rows: Expr | Number
-    width: Expr | Number
-    interleaved: bool
-    denominator: int
-
-
 def default_frequencies(width: int, theta: float) -> np.ndarray:
     """theta ** (-2i / width), radians per position, (width / 2,)."""
     out: np.ndarray = 1.0 / theta ** (np.arange(0, width, 2) / width)

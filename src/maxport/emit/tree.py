@@ -277,10 +277,6 @@ def _inside(path: str, outer: str) -> bool:
 def build_tree(graph: Graph) -> Instance:
     """The module instances of a lifted ragged graph whose scopes are settled."""
     nodes = [n for n in graph.nodes if n.op != "input"]
-    readers: dict[Ref, int] = {}
-    for node in nodes:
-        for ref in node.refs():
-            readers[ref] = readers.get(ref, 0) + 1
     root_class = next((n.classes[""] for n in nodes if "" in n.classes), "")
     root = _instance("", "", root_class, nodes, graph)
     root.outputs = [graph.output]
@@ -412,8 +408,3 @@ def _same_arguments(calls: list[Call], flowing: list[list[Ref]]) -> None:
     for call, values, own in zip(calls, flowing, tables, strict=True):
         padded = own + [r for r in most if r not in own][: len(most) - len(own)]
         call.inputs = call.child.inputs = [*values, *padded, *context]
-
-
-def copy_item(node: Node, **changes: Any) -> Node:
-    """A node with some attributes changed."""
-    return replace(node, **changes)

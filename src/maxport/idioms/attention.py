@@ -13,7 +13,7 @@ import numpy as np
 
 from maxport.errors import MaxportError
 from maxport.idioms.base import PROOF_TOKENS, Recogniser
-from maxport.ir import BATCH, TOKENS, Merged, Node, Param, Ref
+from maxport.ir import BATCH, TOKENS, Node, Param, Ref
 
 _HIDDEN = -5e3
 
@@ -253,9 +253,3 @@ def _unrepeated(recogniser: Recogniser, ref: Ref) -> Ref:
     truth = recogniser.values.run(node.name, {inner.name: data})
     same = truth.shape == (wide := np.repeat(data, repeats, axis=1)).shape and (truth == wide).all()
     return Ref(inner.name) if same else ref
-
-
-def heads_and_width(shape: tuple[int | Merged, ...]) -> tuple[int, int]:
-    """(heads, head_dim) of a query, key or value in any of the traced layouts."""
-    rest = [s if isinstance(s, int) else s.rest for s in shape if s not in (BATCH, TOKENS)]
-    return (rest[0], rest[1]) if len(rest) == 2 else (1, rest[-1])
