@@ -1,6 +1,6 @@
 """Serve a port for real, compare it with Hugging Face, and plant faults that compare must name.
 
-Three runs of `max serve`: the port as it is; a checkpoint whose tokenizer has two tokens swapped; a
+Three runs of `maxport serve` and `maxport compare`: the port as it is; a checkpoint whose tokenizer has two tokens swapped; a
 port whose epsilon is a million times too large. Each compiles what is not in MAX's cache yet.
 
 Example: python bench/serving.py ./SmolLM2-135M-Instruct ports/llama_port
@@ -8,6 +8,7 @@ Example: python bench/serving.py ./SmolLM2-135M-Instruct ports/llama_port
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,10 @@ import click
 
 from maxport.emit.portdoc import table
 from maxport.errors import MaxportError
-from maxport.serving.client import Server
-from maxport.serving.launch import running, serve_command
 from maxport.verify.reference import versions
 
 RESULTS = Path(__file__).parent / "results"
+MAXPORT = (sys.executable, "-u", "-m", "maxport")
 #: Rows and the faults that compare must name in them, no more and no less.
 ROWS: dict[str, list[str]] = {"right": [], "tokenizer": ["tokenizer"], "graph": ["graph"]}
 PROMPTS = ("The capital of France is", "Once upon a time, in a small village by the sea,")
@@ -68,23 +69,22 @@ def wrong_epsilon(port: Path, folder: Path) -> Path:
 def run(
     name: str, model: Path, port: Path, reference: Path, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """One row: serve `model` with `port`, compare with `reference`'s checkpoint."""
+    """One row: `maxport serve` of `model` with `port`, `maxport compare` with `reference`."""
     begun = time.monotonic()
-    server = Server(f"http://localhost:{options['port']}")
-    command = serve_command(str(model), port, options["port"], options["extra"])
-    compare = [sys.executable, "-m", "maxport", "compare", str(reference), "--json"]
-    compare += ["--port", str(options["port"]), "--port-dir", str(port)]
+    where = ["--port", str(options["port"]), "--port-dir", str(port)]
+    serve = [*MAXPORT, "serve", str(model), *where, "--timeout", str(options["timeout"])]
+    compare = [*MAXPORT, "compare", str(reference), *where, "--json"]
     compare += ["--max-tokens", str(options["tokens"])]
     for prompt in options["prompts"]:
         compare += ["--prompt", prompt]
-    with running(command, server, timeout_s=options["timeout"]):
+    with serving([*serve, *options["extra"]]) as answer:
         ready = time.monotonic()
         done = subprocess.run(compare, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise MaxportError(f"compare failed: {done.stdout}{done.stderr}")
     report = json.loads(done.stdout)
     gaps = {check["name"]: check for check in report["checks"]}["log probabilities"]
-    seconds = {"until healthy": ready - begun, "compare": time.monotonic() - ready}
+    seconds = {"until the first answer": ready - begun, "compare": time.monotonic() - ready}
     return {
         "name": name,
         "verdict": report["verdict"],
@@ -94,14 +94,35 @@ def run(
         "engine": "compile-cpu",
         "seconds": {key: round(value, 1) for key, value in seconds.items()},
         "why": "; ".join(c["detail"] for c in report["checks"] if c["verdict"] == "differs"),
+        "serve": answer,
+        "checks": report["checks"],
     }
+
+
+@contextlib.contextmanager
+def serving(command: list[str]) -> Iterator[list[str]]:
+    """`maxport serve` from its first answer on; the lines it printed. Ended on leaving."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    lines = []
+    try:
+        for line in process.stdout:
+            if line.startswith("serving;"):
+                break
+            lines.append(line.rstrip("\n"))
+        else:
+            raise MaxportError("\n".join(["maxport serve ended:", *lines]))
+        yield lines
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path, exists=True))
 @click.argument("port_dir", type=click.Path(path_type=Path, exists=True))
 @click.option("--port", default=8125, show_default=True)
-@click.option("--tokens", default=64, show_default=True)
+@click.option("--tokens", default=256, show_default=True)
 @click.option("--timeout", default=1800.0, show_default=True)
 @click.option("--prompt", "prompts", multiple=True)
 @click.option("--row", "rows", multiple=True, help="Only these: right, tokenizer, graph.")

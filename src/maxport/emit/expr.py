@@ -70,6 +70,9 @@ class Lifter:
         self.varying = [self._atom(f) for f in numbers if len(set(f.values)) > 1]
         if len({f.name for f in numbers}) != len(numbers):
             raise MaxportError("two configuration keys have one name", fix="report the model")
+        # Ids of special tokens are no sizes: they stand for themselves or for nothing.
+        self.token_ids = [e for e in self.varying if e.fields[0].endswith("token_id")]
+        self.varying = [e for e in self.varying if e not in self.token_ids]
         ints = [e for e in self.varying if all(isinstance(v, int) for v in e.values)]
         self.ints = sorted(ints, key=lambda e: _rank(e.fields[0]))
         self.found: dict[tuple[Number, ...], Expr] = {}
@@ -145,6 +148,7 @@ class Lifter:
             yield from self._pairs(ints)
             yield from self._triples(ints)
             yield from self._shifted(ints)
+            yield from self.token_ids
 
         return generate
 

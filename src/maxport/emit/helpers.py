@@ -396,7 +396,9 @@ def alibi_slopes(heads: int, bias_max: float) -> list[float]:
     ),
     "sinusoids": Helper(
         '''
-def sinusoids(positions: Tensor, width: int, *, steps: int, dtype: DType) -> Tensor:
+def sinusoids(
+    positions: Tensor, width: int, *, steps: int, dtype: DType, zero_row: int | None = None
+) -> Tensor:
     """Sines, then cosines of positions (total,), as position embeddings (total, width).
 
     Args:
@@ -404,11 +406,15 @@ def sinusoids(positions: Tensor, width: int, *, steps: int, dtype: DType) -> Ten
         width: Columns of the result.
         steps: The frequencies are 10000 ** (-i / steps).
         dtype: Dtype of the result.
+        zero_row: Position whose embedding is zero, as that of a padding token.
     """
     frequency = 10000.0 ** (-np.arange(width // 2) / steps)
     step = F.constant(frequency.astype(np.float32), DType.float32, device=positions.device)
     angle = F.unsqueeze(F.cast(positions, DType.float32), 1) * step
-    return F.cast(F.concat([F.sin(angle), F.cos(angle)], axis=-1), dtype)
+    rows = F.concat([F.sin(angle), F.cos(angle)], axis=-1)
+    if zero_row is not None:
+        rows = rows * F.cast(F.unsqueeze(positions, 1) != zero_row, DType.float32)
+    return F.cast(rows, dtype)
 ''',
         (_F, _TENSOR, _DTYPE, _NP),
     ),

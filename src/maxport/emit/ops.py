@@ -426,7 +426,8 @@ def _sinusoids(p: Printer, node: Node) -> Text:
     positions = p.value(node.args[0])
     width, steps = p.literal(node, "width").text, p.literal(node, "steps").text
     dtype = p.attribute("dtype", "config.dtype")
-    return Text(f"sinusoids({positions.text}, {width}, steps={steps}, dtype={dtype})")
+    zero = f", zero_row={p.literal(node, 'zero_row').text}" if "zero_row" in node.attrs else ""
+    return Text(f"sinusoids({positions.text}, {width}, steps={steps}, dtype={dtype}{zero})")
 
 
 Printers = dict[str, Callable[[Any, Node], Text]]

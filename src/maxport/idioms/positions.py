@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maxport.idioms.base import Candidate, Recogniser
+from maxport.idioms.base import Candidate, Recogniser, relative_difference
 from maxport.ir import Node, Param, Ref
 
 #: Tables are stored in float32 or bfloat16.
@@ -34,21 +34,34 @@ def _lookup(node: Node) -> tuple[Param, Ref] | None:
     return None
 
 
-def sinusoids(positions: np.ndarray, width: int, steps: int) -> np.ndarray:
-    """Sines then cosines of `positions * 10000 ** (-i / steps)`, (..., width)."""
+def sinusoids(
+    positions: np.ndarray, width: int, steps: int, zero_row: int | None = None
+) -> np.ndarray:
+    """Sines then cosines of `positions * 10000 ** (-i / steps)`, (..., width); one row of zeros."""
     angle = positions[..., None] * 10000.0 ** (-np.arange(width // 2) / steps)
-    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+    rows = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+    return rows if zero_row is None else rows * (positions != zero_row)[..., None]
 
 
 def _accept(recogniser: Recogniser, node: Node, table: Param, ids: Ref) -> None:
     width = table.shape[1]
+    stored = recogniser.values.param(table.fqn)
+    empty = np.flatnonzero(~stored.any(axis=1))
+    if len(empty) > 1:
+        return
+    zero_row = {"zero_row": int(empty[0])} if len(empty) else {}
     for steps in (width // 2, width // 2 - 1):
+        attrs = {"width": width, "steps": steps, **zero_row}
+        # The proof's positions are few: the whole table must agree as well.
+        whole = sinusoids(np.arange(len(stored), dtype=np.float64), **attrs)
+        if relative_difference(stored, whole) > _STORED:
+            continue
         candidate = Candidate(
             node.name,
             "sinusoids",
             [ids],
-            {"width": width, "steps": steps},
-            lambda p, steps=steps: sinusoids(p, width, steps),
+            attrs,
+            lambda p, attrs=attrs: sinusoids(p, **attrs),
             tolerance=_STORED,
             low=2,
         )

@@ -10,7 +10,7 @@ package: both signatures cannot be served at once.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from maxport.migrate import api
@@ -46,19 +46,24 @@ class _Site:
     annotation: bool
 
 
-def close(kinds: Kinds, own: dict[str, set[str] | None]) -> Closure:
+def close(
+    kinds: Kinds,
+    own: dict[str, set[str] | None],
+    extra: Sequence[tuple[ModuleSource, ast.AST]] = (),
+) -> Closure:
     """Compute the closure of a model's own code.
 
     Args:
         kinds: The judge of names.
         own: own module -> names of interest in it, None for the whole file.
+        extra: further code to follow, such as how the pipeline model constructs the root.
     """
     candidates = set(api.PINS)
     reasons: dict[str, str] = {}
     while True:
         closure = Closure()
         sites: list[tuple[str, _Site]] = []
-        _walk(kinds, own, candidates, closure, sites)
+        _walk(kinds, own, extra, candidates, closure, sites)
         failed: dict[str, str] = {}
         for dotted, site in sites:
             reason = _why_not(kinds, dotted, site)
@@ -75,11 +80,12 @@ def close(kinds: Kinds, own: dict[str, set[str] | None]) -> Closure:
 def _walk(
     kinds: Kinds,
     own: dict[str, set[str] | None],
+    extra: Sequence[tuple[ModuleSource, ast.AST]],
     native: set[str],
     closure: Closure,
     sites: list[tuple[str, _Site]],
 ) -> None:
-    queue: list[tuple[ModuleSource, ast.AST]] = []
+    queue: list[tuple[ModuleSource, ast.AST]] = list(extra)
     for module, names in own.items():
         source = kinds.sources.module(module)
         if source is None:

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from textwrap import indent
 
-from maxport.migrate.classify import bases_of
+from maxport.migrate.batching import (
+    LIB,
+    Names,
+    decoder_batching,
+    decoder_inputs,
+    encoder_batching,
+    encoder_imports,
+    encoder_inputs,
+    encoder_run,
+)
 from maxport.migrate.closure import definition
+from maxport.migrate.codemods import ORDER
+from maxport.migrate.construction import GIVEN, Chain, pipeline_chain
 from maxport.migrate.plan import Plan
-from maxport.migrate.registration import Registration, registrations, rewritten_arch
-from maxport.migrate.rewrite import Change
-from maxport.migrate.sources import ARCHITECTURES, Definition, ModuleSource
+from maxport.migrate.registered import Registration, registrations
+from maxport.migrate.registration import rewritten_arch
+from maxport.migrate.rewrite import Change, FileWork, apply
+from maxport.migrate.sources import ModuleSource
 
 # What V3's base class does instead, or what served several devices.
 REPLACED = frozenset(
@@ -28,7 +41,6 @@ REPLACED = frozenset(
 )  # fmt: skip
 _GONE_NAMES = frozenset({"GraphSpec", "Signals", "Graph", "GraphRole", "compile_graphs"})
 BATCH = ("tokens", "return_n_logits", "input_row_offsets")
-LIB = "max.pipelines.lib"
 
 
 @dataclass
@@ -53,7 +65,7 @@ class _Member:
 def make_pipeline(plan: Plan) -> Plumbing:
     """Write the plumbing of a decoder or an encoder; nothing when the target registers nothing."""
     made = Plumbing()
-    found = registrations(plan)
+    found = registrations(plan.kinds, plan.target)
     if not found:
         return made
     first = found[0]
@@ -64,37 +76,18 @@ def make_pipeline(plan: Plan) -> Plumbing:
             "model.py", 1, "manual", f"cannot find the pipeline model {first.pipeline.dotted}"
         )
         return made
-    chain = _chain(plan, first.pipeline)
+    chain = pipeline_chain(plan.kinds, first.pipeline, plan.target.package)
     cache = "KVCache" in plan.kinds.walk.lane_of(first.pipeline)[1]
-    names = _Names(plan, first, cache)
+    names = Names(plan, first, cache)
     header = _header(source)
-    made.files["inputs.py"] = header + (_decoder_inputs(names) if cache else _encoder_inputs(names))
+    made.files["inputs.py"] = header + (decoder_inputs(names) if cache else encoder_inputs(names))
     made.files["batch_processor.py"] = header + (
-        _decoder_batching(names) if cache else _encoder_batching(names)
+        decoder_batching(names) if cache else encoder_batching(names)
     )
     made.files["model.py"] = header + _model(plan, names, chain, made)
     made.files["arch.py"] = rewritten_arch(plan, first, names.batching, made)
     made.files["__init__.py"] = header + _init(found)
     return made
-
-
-@dataclass
-class _Names:
-    plan: Plan
-    first: Registration
-    cache: bool
-
-    @property
-    def model(self) -> str:
-        return self.first.pipeline.name
-
-    @property
-    def inputs(self) -> str:
-        return f"{self.plan.root.name.removesuffix('Model')}Inputs"
-
-    @property
-    def batching(self) -> str:
-        return f"{self.plan.root.name.removesuffix('Model')}ModuleV3BatchProcessor"
 
 
 def _header(source: ModuleSource) -> str:
@@ -106,28 +99,10 @@ def _header(source: ModuleSource) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def _chain(plan: Plan, first: Definition) -> list[tuple[ModuleSource, ast.ClassDef]]:
-    """The pipeline model and its bases that are architectures' own, nearest first."""
-    found: list[tuple[ModuleSource, ast.ClassDef]] = []
-    queue = [first]
-    while queue:
-        at = queue.pop(0)
-        source = plan.kinds.sources.module(at.module)
-        node = source.classes.get(at.name) if source else None
-        own = at.module.startswith((ARCHITECTURES, plan.target.package))
-        if source is None or node is None or not own:
-            continue
-        found.append((source, node))
-        queue += bases_of(plan.kinds.sources, source, node)
-    return found
-
-
 # --- model.py --------------------------------------------------------------------------------
 
 
-def _model(
-    plan: Plan, names: _Names, chain: list[tuple[ModuleSource, ast.ClassDef]], made: Plumbing
-) -> str:
+def _model(plan: Plan, names: Names, chain: Chain, made: Plumbing) -> str:
     members = _members(plan, chain, made)
     root_module = plan.relative_from_top(plan.root.module)
     imports: dict[str, str] = {
@@ -142,10 +117,7 @@ def _model(
         text = _text(member.source, member.node)
         body += "\n" + text + "\n"
         _imports_of(plan, member.source, member.node, imports, copied)
-    arguments = _root_arguments(plan, chain)
-    if arguments is None:
-        made.note("model.py", chain[0][1].lineno, "manual", f"no call of {plan.root.name} found")
-        arguments = "model_config"
+    construct = _construct(plan, chain, made, imports, copied)
     mixin = any("LogProbabilitiesMixin" in ast.unparse(b) for _, n in chain for b in n.bases)
     base = "ModuleV3PipelineModelWithKVCache" if names.cache else "ModuleV3PipelineModel"
     imports[base] = f"from {LIB} import {base}"
@@ -157,76 +129,82 @@ def _model(
     text = f'"""The pipeline model of {plan.name}: loads, builds and compiles the graph."""\n\n'
     text += "from __future__ import annotations\n\n"
     if not names.cache:
-        body += _ENCODER_RUN.replace("INPUTS", names.inputs)
-        imports |= _encoder_imports(names)
+        body += encoder_run(names)
+        imports |= encoder_imports(names)
     text += "\n".join(dict.fromkeys(imports.values())) + "\n"
     text += "".join(f"\n{statement}\n" for statement in copied.values())
     text += f'\n\nclass {names.model}({bases}):\n    """{doc}"""\n\n'
     text += f"    batch_processor_cls: ClassVar[type[Any]] = {names.batching}\n{body}"
     text += (
         "\n    def _instantiate_module(self, model_config: Any) -> Any:\n"
-        f"        nn_model = {plan.root.name}({arguments})\n"
+        f"{construct}"
         "        nn_model.to(self.devices[0])\n"
         "        return nn_model\n"
     )
     return text
 
 
-_ENCODER_RUN = '''
-    model: Callable[..., Any]
+def _construct(
+    plan: Plan,
+    chain: Chain,
+    made: Plumbing,
+    imports: dict[str, str],
+    copied: dict[str, str],
+) -> str:
+    """Statements that construct the root as `nn_model`, over `model_config`.
 
-    def __init__(
-        self,
-        pipeline_config: PipelineConfig,
-        session: InferenceSession,
-        devices: list[Device],
-        kv_cache_config: KVCacheConfig,
-        weights: Weights,
-        *,
-        memory_plan: MemoryPlan,
-        adapter: WeightsAdapter | None = None,
-        return_logits: ReturnLogits = ReturnLogits.ALL,
-        max_batch_size: int = 1,
-    ) -> None:
-        super().__init__(
-            pipeline_config,
-            session,
-            devices,
-            kv_cache_config,
-            weights,
-            adapter=adapter,
-            return_logits=return_logits,
-            max_batch_size=max_batch_size,
-            memory_plan=memory_plan,
-        )
-        self.model = self.load_model()
-
-    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
-        """Runs the compiled encoder."""
-        assert isinstance(model_inputs, INPUTS)
-        outputs = self.model(model_inputs.next_tokens_batch, model_inputs.attention_mask)
-        first = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-        return ModelOutputs(logits=first.driver_tensor)
-'''
-
-
-def _encoder_imports(names: _Names) -> dict[str, str]:
-    lines = (
-        "from collections.abc import Callable",
-        "from max.driver import Device",
-        "from max.engine import InferenceSession",
-        "from max.graph.weights import Weights, WeightsAdapter",
-        "from max.nn.transformer import ReturnLogits",
-        f"from {LIB} import KVCacheConfig, ModelInputs, ModelOutputs, PipelineConfig",
-        f"from {LIB}.memory_estimation import MemoryPlan",
-        f"from .inputs import {names.inputs}",
-    )
-    return {line: line for line in lines}
+    They go through the graph's codemods, because they may construct V2 layers.
+    """
+    found = plan.construction
+    if found is None:
+        made.note("model.py", chain[0][1].lineno, "manual", f"no call of {plan.root.name} found")
+        return f"        nn_model = {plan.root.name}(model_config)\n"
+    if not found.statements and found.parameter == GIVEN:
+        return f"        nn_model = {ast.unparse(found.call)}\n"
+    text = "\n".join(_import_lines(found.source))
+    text += "\n\n\ndef construct(self, model_config):\n" + indent(found.text, "    ") + "\n"
+    work = FileWork("model.py", found.source.name, found.source.text, text, plan)
+    place = plan.places.get(found.source.name)
+    plan.places[found.source.name] = ("model",)
+    for codemod in ORDER:
+        apply(codemod, work)
+    plan.places.pop(found.source.name)
+    if place is not None:
+        plan.places[found.source.name] = place
+    made.changes += work.changes
+    function: ast.FunctionDef | None = None
+    for node in ast.parse(work.text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "construct":
+            function = node
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            _take_imports(node, imports)
+        else:
+            copied.setdefault(ast.unparse(node), ast.unparse(node))
+    assert function is not None
+    lines = work.text.splitlines()[function.lineno : function.end_lineno]
+    body = "\n".join(lines).rpartition("return ")
+    return indent(f"{body[0]}nn_model = {body[2]}", "    ") + "\n"
 
 
-def _members(
-    plan: Plan, chain: list[tuple[ModuleSource, ast.ClassDef]], made: Plumbing
-) -> dict[str, _Member]:
+def _import_lines(source: ModuleSource) -> list[str]:
+    """Top-level import statements of a module, as they stand."""
+    nodes = [n for n in source.tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return [_text(source, node) for node in nodes]
+
+
+def _take_imports(node: ast.Import | ast.ImportFrom, imports: dict[str, str]) -> None:
+    """Add what an import statement binds to `imports`, one line per name."""
+    if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+        return
+    for alias in node.names:
+        head = "import "
+        if isinstance(node, ast.ImportFrom):
+            head = f"from {'.' * node.level}{node.module or ''} import "
+        line = head + ast.unparse(alias)
+        imports.setdefault(alias.asname or alias.name, line)
+
+
+def _members(plan: Plan, chain: Chain, made: Plumbing) -> dict[str, _Member]:
     """Settings and methods to keep, nearest class first."""
     kept: dict[str, _Member] = {}
     seen: set[str] = set()
@@ -310,129 +288,6 @@ def _imports_of(
             if statement is not None:
                 copied[name] = _text(source, statement)
                 _imports_of(plan, source, statement, imports, copied)
-
-
-def _root_arguments(plan: Plan, chain: list[tuple[ModuleSource, ast.ClassDef]]) -> str | None:
-    """Arguments the V2 pipeline model constructs the root with, over `model_config`."""
-    for source, node in chain:
-        for function in ast.walk(node):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            for call in ast.walk(function):
-                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-                    continue
-                if plan.kinds.sources.resolve(source.name, call.func.id) == plan.root:
-                    parts = [ast.unparse(a) for a in call.args]
-                    parts += [f"{k.arg}={ast.unparse(k.value)}" for k in call.keywords]
-                    return ", ".join(parts)
-    return None
-
-
-# --- inputs, batching, package ---------------------------------------------------------------
-
-
-def _decoder_inputs(names: _Names) -> str:
-    return f'''"""Model inputs, in the order of the graph's inputs."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from max import tree
-from max.driver import Buffer
-from max.pipelines.lib import ModelInputs
-
-
-@dataclass
-class {names.inputs}(ModelInputs):
-    """One ragged batch: tokens, their row offsets, how many logits to return, the KV cache."""
-
-    tokens: Buffer
-    input_row_offsets: Buffer
-    return_n_logits: Buffer
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        """Buffers in ModuleV3's input order."""
-        cache = () if self.kv_cache_inputs is None else tree.leaves(self.kv_cache_inputs)
-        return (self.tokens, self.return_n_logits, self.input_row_offsets, *cache)
-'''
-
-
-def _decoder_batching(names: _Names) -> str:
-    return f'''"""Ragged batching on one device."""
-
-from __future__ import annotations
-
-from max.driver import Buffer
-from max.nn.kv_cache import KVCacheInputs
-from max.pipelines.context import TextContext
-from max.pipelines.lib.interfaces.batch_processor import ModuleV3SingleReplicaBatchProcessor
-
-from .inputs import {names.inputs}
-
-
-class {names.batching}(ModuleV3SingleReplicaBatchProcessor[TextContext, {names.inputs}]):
-    """Puts a batch into {names.inputs}."""
-
-    def _make_inputs(
-        self,
-        *,
-        tokens: Buffer,
-        input_row_offsets: Buffer,
-        return_n_logits: Buffer,
-        kv_cache_inputs: KVCacheInputs[Buffer, Buffer],
-    ) -> {names.inputs}:
-        return {names.inputs}(
-            tokens=tokens,
-            input_row_offsets=input_row_offsets,
-            return_n_logits=return_n_logits,
-            kv_cache_inputs=kv_cache_inputs,
-        )
-'''
-
-
-def _encoder_inputs(names: _Names) -> str:
-    return f'''"""Model inputs of the encoder."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from max.driver import Buffer
-from max.pipelines.lib import ModelInputs
-
-
-@dataclass
-class {names.inputs}(ModelInputs):
-    """One padded batch."""
-
-    next_tokens_batch: Buffer
-    attention_mask: Buffer
-'''
-
-
-def _encoder_batching(names: _Names) -> str:
-    return f'''"""Padded batching for the encoder."""
-
-from __future__ import annotations
-
-from max.driver import Buffer
-from max.pipelines.lib.interfaces.batch_processor import PaddedEncoderBatchProcessor
-
-from .inputs import {names.inputs}
-
-
-class {names.batching}(PaddedEncoderBatchProcessor[{names.inputs}]):
-    """Puts a batch into {names.inputs}."""
-
-    def _make_inputs(
-        self, *, next_tokens_batch: Buffer, attention_mask: Buffer
-    ) -> {names.inputs}:
-        return {names.inputs}(
-            next_tokens_batch=next_tokens_batch, attention_mask=attention_mask
-        )
-'''
 
 
 def _init(found: list[Registration]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from maxport.errors import MaxportError
 from maxport.migrate.classify import bases_of
 from maxport.migrate.closure import Closure, close, uses
+from maxport.migrate.construction import Construction, find_construction, pipeline_chain
 from maxport.migrate.kinds import Kinds
+from maxport.migrate.registered import registrations
 from maxport.migrate.sources import ARCHITECTURES, Definition, ModuleSource
 from maxport.migrate.target import Target
 
@@ -30,6 +33,7 @@ class Plan:
         graph: modules with graph code, own and carried; other own files are settings.
         dropped: own modules left out, with the reason.
         extras: helper modules the rewritten code asks for.
+        construction: how the pipeline model constructs the root; None without a registration.
     """
 
     target: Target
@@ -40,6 +44,7 @@ class Plan:
     graph: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     extras: set[str] = field(default_factory=set)
+    construction: Construction | None = None
 
     @property
     def name(self) -> str:
@@ -78,14 +83,16 @@ def make_plan(target: Target) -> Plan:
         if source is None or source.path.resolve() != path:
             target.sources.load(name, path)
     root = find_root(kinds, target)
-    own, dropped = _own_modules(kinds, target, root)
+    made = _constructed(kinds, target, root)
+    extra = [(made.source, node) for node in (*made.statements, made.call)] if made else []
+    own, dropped = _own_modules(kinds, target, root, extra)
     wanted: dict[str, set[str] | None] = {module: None for module in own}
     if root.module not in wanted:
         wanted[root.module] = {root.name}
-    closure = close(kinds, wanted)
+    closure = close(kinds, wanted, extra)
     if wanted[root.module] is not None:
         closure.carried.setdefault(root.module, set()).add(root.name)
-    plan = Plan(target, kinds, root, closure, dropped=dropped)
+    plan = Plan(target, kinds, root, closure, dropped=dropped, construction=made)
     for path in target.files:
         module = target.module_name(path)
         if module in own:
@@ -97,6 +104,14 @@ def make_plan(target: Target) -> Plan:
         plan.graph.append(module)
         plan.places[module] = ("carried", _carried_name(module, plan.places))
     return plan
+
+
+def _constructed(kinds: Kinds, target: Target, root: Definition) -> Construction | None:
+    """How the first registered pipeline model constructs the root."""
+    found = registrations(kinds, target)
+    if not found:
+        return None
+    return find_construction(kinds, root, pipeline_chain(kinds, found[0].pipeline, target.package))
 
 
 def _carried_name(module: str, taken: dict[str, tuple[str, ...]]) -> str:
@@ -211,13 +226,19 @@ def _donor_modules(kinds: Kinds, target: Target) -> list[str]:
 
 
 def _own_modules(
-    kinds: Kinds, target: Target, root: Definition
+    kinds: Kinds,
+    target: Target,
+    root: Definition,
+    extra: Sequence[tuple[ModuleSource, ast.AST]],
 ) -> tuple[list[str], dict[str, str]]:
-    """Own modules with graph code that the root reaches, and those it does not."""
+    """Own modules with graph code that the root or its construction reaches, and the others."""
     own = {target.module_name(path) for path in target.files}
     graph = {module for module in own if _has_graph_code(kinds, target.sources.module(module))}
     reached: list[str] = []
     queue = [root.module]
+    for source, node in extra:
+        named = (kinds.sources.resolve(source.name, name) for name, _ in uses(source, node))
+        queue += [at.module for at in named if at.module in own and kinds.of(at) == "layer"]
     while queue:
         module = queue.pop()
         source = kinds.sources.module(module)

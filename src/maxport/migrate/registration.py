@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from maxport.migrate.plan import Plan
+from maxport.migrate.registered import Registration
 from maxport.migrate.rewrite import keyword
-from maxport.migrate.sources import Definition, absolute_import, dotted_name
+from maxport.migrate.sources import absolute_import
 
 if TYPE_CHECKING:
     from maxport.migrate.pipeline import Plumbing
+    from maxport.migrate.plan import Plan
 
 SUFFIX = "_ModuleV3"
-
-
-@dataclass(frozen=True)
-class Registration:
-    """One `variable = SupportedArchitecture(name=..., pipeline_model=..., ...)`."""
-
-    variable: str
-    name: str
-    pipeline: Definition
-    batching: str
-    module: str
-    line: int
-
-
-def registrations(plan: Plan) -> list[Registration]:
-    """All registrations of a target with a constant name and a nameable pipeline model."""
-    found: list[Registration] = []
-    for path in plan.target.files:
-        source = plan.target.sources.module(plan.target.module_name(path))
-        for node in source.tree.body if source else ():
-            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
-                continue
-            if dotted_name(node.value.func) != "SupportedArchitecture" or source is None:
-                continue
-            values = {k.arg: k.value for k in node.value.keywords if k.arg}
-            name, model = values.get("name"), values.get("pipeline_model")
-            if isinstance(name, ast.Constant) and model is not None and dotted_name(model):
-                pipeline = plan.kinds.sources.resolve(source.name, dotted_name(model))
-                batching = dotted_name(values["batching"]) if "batching" in values else ""
-                variable = ast.unparse(node.targets[0])
-                found.append(
-                    Registration(
-                        variable, str(name.value), pipeline, batching, source.name, node.lineno
-                    )
-                )
-    return found
 
 
 def rewritten_arch(plan: Plan, first: Registration, batching: str, made: Plumbing) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ _OP_COST = {
     "conv1d": 2.0,
     "convolution": 2.0,
     "tied head": 0.1,
+    "shared norm": 0.2,
 }
 _PLAIN = 0.4
 #: What changing one attribute of an operation costs; an attribute not listed costs as `kind`.
@@ -43,8 +45,10 @@ _ATTR_COST = {
     "partial": 0.3,
     "backwards": 0.3,
     "scaled": 0.2,
-    "reads": 1.0,
-    "adds to": 0.5,
+    "in float32": 0.1,
+    "frequencies by kind of layer": 0.3,
+    "reads": 0.8,
+    "adds to": 0.4,
     "of": 1.0,
 }
 _OTHER_NORM = 0.7
@@ -131,17 +135,17 @@ class _Change:
     slot: str
     old: Token | None
     new: Token | None
+    advice: str
     times: dict[str, int]
 
     def delta(self, every: set[str], outer: str) -> Delta:
-        times = max(self.times.values())
-        advice = _advice(self.old, self.new)
+        times, advice = max(self.times.values()), self.advice
         all_kinds = set(self.times) in (every, {outer})
         return Delta(
             component=self.slot,
             reference=self.new.place if self.new else "",
             model=describe(self.new),
-            donor=describe(self.old),
+            donor=" ".join(filter(None, [describe(self.old), self.old and _in(self.old.place)])),
             change=advice if times == 1 else f"{advice} ({times} times)",
             kinds=() if all_kinds else tuple(self.times),
             cost=round(times * _change_cost(self.old, self.new), 3),
@@ -149,8 +153,9 @@ class _Change:
 
 
 def _collect(found: dict[tuple[str, str], _Change], model: Kind, donor: Kind) -> None:
-    for slot, old, new in _edits(model, donor):
-        change = found.setdefault((slot, _advice(old, new)), _Change(slot, old, new, {}))
+    for slot, old, new, after in _edits(model, donor):
+        advice = _advice(old, new) + after
+        change = found.setdefault((slot, advice), _Change(slot, old, new, advice, {}))
         change.times[model.name] = change.times.get(model.name, 0) + 1
 
 
@@ -163,20 +168,29 @@ def _whole(model: Fingerprint) -> float:
     return sum(_cost(token) for _, _, token in tokens)
 
 
-Edit = tuple[str, Token | None, Token | None]
+Edit = tuple[str, Token | None, Token | None, str]
 
 
 def _distance(a: Kind, b: Kind) -> float:
-    return sum(_change_cost(old, new) for _, old, new in _edits(a, b))
+    return sum(_change_cost(old, new) for _, old, new, _ in _edits(a, b))
 
 
 def _edits(model: Kind, donor: Kind) -> list[Edit]:
-    """(slot, donor's token, model's token) of every difference; None where one side lacks it."""
+    """(slot, donor's token, model's token, where) of every difference; None where one lacks it."""
     found: list[Edit] = []
     for slot in dict.fromkeys([*model.slots, *donor.slots]):
         script = _script(donor.slots.get(slot, ()), model.slots.get(slot, ()))
-        found += [(slot, old, new) for old, new in script if old != new]
+        before = ""
+        for old, new in script:
+            if old != new:
+                found.append((slot, old, new, "" if old else before))
+            if new is not None:
+                before = f" after the {_WORDS.get(new.op, new.op)}"
     return found
+
+
+def _in(place: str) -> str:
+    return f"[{place}]" if place else ""
 
 
 def _script(old: Sequence[Token], new: Sequence[Token]) -> list[tuple[Token | None, Token | None]]:
@@ -219,7 +233,20 @@ def _walk_back(
 
 
 def _cost(token: Token) -> float:
+    if token.op == "formula":
+        return _PLAIN * _terms(token).total()
     return _OP_COST.get(token.op, _PLAIN)
+
+
+def _terms(token: Token) -> Counter[str]:
+    """The operations of a formula."""
+    return Counter(str(token.get("of")).split(", "))
+
+
+def _formula_change(old: Token, new: Token) -> tuple[list[str], list[str]]:
+    """Operations that a donor's formula has too many, and that it lacks."""
+    a, b = _terms(old), _terms(new)
+    return sorted((a - b).elements()), sorted((b - a).elements())
 
 
 def _change_cost(old: Token | None, new: Token | None) -> float:
@@ -228,6 +255,9 @@ def _change_cost(old: Token | None, new: Token | None) -> float:
         return _cost(new) if new else _REMOVAL * _cost(old) if old else 0.0
     if old == new:
         return 0.0
+    if old.op == new.op == "formula":
+        gone, more = _formula_change(old, new)
+        return _PLAIN * (len(more) + _REMOVAL * len(gone))
     if old.op == new.op:
         a, b = dict(old.attrs), dict(new.attrs)
         return sum(
@@ -248,6 +278,12 @@ def _advice(old: Token | None, new: Token | None) -> str:
         return f"add {describe(new)}"
     if new is None:
         return f"remove {describe(old)}"
+    if old.op == new.op == "formula":
+        gone, more = _formula_change(old, new)
+        steps = [
+            f"{word} {', '.join(ops)}" for word, ops in (("remove", gone), ("add", more)) if ops
+        ]
+        return "formula: " + "; ".join(steps)
     if old.op != new.op:
         return f"replace {describe(old)} by {describe(new)}"
     a, b = dict(old.attrs), dict(new.attrs)
@@ -268,6 +304,7 @@ _WORDS = {
     "layer_norm": "LayerNorm",
     "rope": "rotary embedding",
     "tied head": "head that uses the embedding's weight",
+    "shared norm": "the same norm as another branch",
 }
 
 

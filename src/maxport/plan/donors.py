@@ -16,9 +16,15 @@ from maxport.errors import MaxportError
 from maxport.plan.compare import Comparison, compare
 from maxport.plan.fingerprint import SCHEMA, Fingerprint, fingerprint, from_json, to_json
 from maxport.plan.native import NativeArch, native_archs
+from maxport.plan.source import likeness, rarity, source_lines
 
 #: Fingerprints of the donors' Hugging Face classes, measured by `bench/donors.py --prints`.
 SHIPPED = Path(__file__).with_name("donor_prints.json")
+
+
+#: What a wholly different source adds to a distance, in linear layers. Chosen on the table in
+#: bench/results/donors.md: from 40 to 80 the order of its first donors hardly changes.
+SOURCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,24 @@ class Donor:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One donor's place in a ranking."""
+    """One donor's place in a ranking.
+
+    Attributes:
+        donor: The donor.
+        comparison: What would have to change, and how much that is.
+        likeness: Share of the reference source that model and donor have in common, 0 to 1; None
+            where the model's source cannot be read.
+    """
 
     donor: Donor
     comparison: Comparison
+    likeness: float | None = None
+
+    @property
+    def score(self) -> float:
+        """What the ranking goes by: the structure's distance plus that of the source."""
+        other = 0.0 if self.likeness is None else SOURCE * (1 - self.likeness)
+        return round(self.comparison.distance + other, 3)
 
 
 def donors() -> tuple[Donor, ...]:
@@ -55,8 +75,8 @@ def rank(
 ) -> list[Ranked]:
     """Donors from the nearest on.
 
-    Order: measured distance; at equal distance the donor that shares more weight names, then the
-    ModuleV3 one, then MAX's own order.
+    Order: donors whose layers are the model's already; then by `Ranked.score`; at equal score the
+    donor that shares more weight names, then the ModuleV3 one, then MAX's own order.
 
     Args:
         model: The model's fingerprint.
@@ -65,18 +85,24 @@ def rank(
         progress: Called with the model type before a fingerprint has to be measured.
     """
     left_out = set(without)
+    prints = {t: donor_print(t, progress) for t in dict.fromkeys(d.model_type for d in donors())}
+    sources = {t: source_lines(p.file, p.model) for t, p in prints.items() if p is not None}
+    weights = rarity(sources.values())
+    ours = source_lines(model.file, model.model)
     found = []
     for donor in donors():
         if donor.arch.class_name in left_out or lane not in (None, donor.arch.lane):
             continue
-        known = donor_print(donor.model_type, progress)
+        known = prints[donor.model_type]
         if known is not None:
-            found.append(Ranked(donor, compare(model, known)))
+            alike = likeness(ours, sources[donor.model_type], weights) if ours else None
+            found.append(Ranked(donor, compare(model, known), alike))
     order = {donor.arch.name: index for index, donor in enumerate(donors())}
     return sorted(
         found,
         key=lambda r: (
-            r.comparison.distance,
+            r.comparison.distance > 0,
+            r.score,
             -r.comparison.names,
             r.donor.arch.lane != "v3",
             order[r.donor.arch.name],

@@ -8,13 +8,15 @@ neither do sizes: two models with equal fingerprints differ in weights, sizes an
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from maxport.ir import Graph, Node
 from maxport.plan.slots import Token, layer_slots, outer_slots
+from maxport.plan.source import relative_to_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from maxport.idioms import Values
 
 #: Raise it when what a fingerprint holds changes; stored fingerprints of other versions are void.
-SCHEMA = 1
+SCHEMA = 2
 _INDEX = re.compile(r"^(.*?)\.?(\d+)(?=\.|$)")
 
 Slots = dict[str, tuple[Token, ...]]
@@ -47,12 +49,14 @@ class Fingerprint:
         kinds: Kinds of layers in order of first appearance.
         outer: Embedding, final norm, head.
         weights: Parameter names with layer numbers as `*`.
+        file: The source file of that class, below transformers' folder where it lies there.
     """
 
     model: str
     kinds: tuple[Kind, ...]
     outer: Kind
     weights: tuple[str, ...]
+    file: str = ""
 
 
 def fingerprint(config: PreTrainedConfig) -> Fingerprint:
@@ -75,7 +79,9 @@ def fingerprint(config: PreTrainedConfig) -> Fingerprint:
     graph, values, model = trace_twin(twin_config(decoder_config(config)))
     _recognise(graph, values)
     names = sorted({re.sub(r"\d+", "*", n) for n, _ in model.named_parameters()})
-    _MEASURED[key] = read_graph(graph, type(model).__name__, names)
+    found = read_graph(graph, type(model).__name__, names)
+    file = relative_to_transformers(inspect.getsourcefile(type(model)) or "")
+    _MEASURED[key] = replace(found, file=file)
     return _MEASURED[key]
 
 
@@ -88,10 +94,32 @@ def _recognise(graph: Graph, values: Values) -> None:
     from maxport.idioms.base import Recogniser
 
     recogniser = Recogniser(graph, values)
+    traced = graph.by_name()
     for idiom in PASSES:
         with contextlib.suppress(ValueError, IndexError):
             idiom.match(recogniser)
     graph.sweep()
+    ropes = [node for node in graph.nodes if node.op == "rope"]
+    several = len({node.attrs["rotation"].freqs for node in ropes}) > 1
+    for node in ropes:
+        node.attrs["several"] = several
+        node.attrs["float32"] = _in_float32(traced, node.name, node.args[0].name)
+
+
+def _in_float32(traced: Mapping[str, Node], end: str, start: str) -> bool:
+    """Whether any product between two values is taken in float32, whatever the working dtype."""
+    on_path: dict[str, bool] = {start: True}
+
+    def reaches(name: str) -> bool:
+        if name not in on_path:
+            on_path[name] = False
+            found = [reaches(ref.name) for ref in traced[name].refs() if ref.name in traced]
+            on_path[name] = any(found)
+        return on_path[name]
+
+    reaches(end)
+    inside = [traced[name] for name, reached in on_path.items() if reached and name != start]
+    return any(node.op == "mul" and node.dtype == "float32" for node in inside)
 
 
 def read_graph(graph: Graph, model: str, weights: Iterable[str]) -> Fingerprint:
@@ -152,4 +180,5 @@ def from_json(data: Mapping[str, Any]) -> Fingerprint:
         return Kind(row["name"], slots, row["layers"])
 
     kinds = tuple(kind(row) for row in data["kinds"])
-    return Fingerprint(data["model"], kinds, kind(data["outer"]), tuple(data["weights"]))
+    outer, weights = kind(data["outer"]), tuple(data["weights"])
+    return Fingerprint(data["model"], kinds, outer, weights, data["file"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from maxport.ir import Graph, Node, Param, Ref, walk_values
 
@@ -18,6 +19,14 @@ MOVES = {
     "transpose", "unbind", "unsqueeze", "view", "cast", "constant_pad_nd", "lift_fresh_copy",
 }  # fmt: skip
 NORMS = {"rms_norm", "layer_norm"}
+#: Arithmetic on elements, which no idiom took.
+PLAIN = {
+    "abs", "add", "ceil", "clamp", "cos", "div", "eq", "exp", "expm1", "floor", "ge", "gt", "le",
+    "log", "log1p", "lt", "max", "maximum", "min", "minimum", "mul", "neg", "pow", "reciprocal",
+    "residual", "rsqrt", "sigmoid", "sin", "softplus", "sqrt", "sub", "tanh", "where",
+}  # fmt: skip
+#: Fewer of them stay single tokens.
+_FORMULA = 3
 _SPLITS = {"chunk", "select", "slice", "split", "split_with_sizes", "unbind"}
 _STREAM = NORMS | MOVES | {"multiplier", "mul", "div"}
 
@@ -132,16 +141,17 @@ def layer_slots(nodes: Sequence[Node], graph: Graph) -> dict[str, tuple[Token, .
     if not branches:
         return {"body": _tokens(layer, list(layer.nodes.values()))}
     slots: dict[str, tuple[Token, ...]] = {}
-    streams = {name: f"x{i + 1}" for i, name in enumerate(layer.sums)}
+    streams = {name: f"sum {i + 1}" for i, name in enumerate(layer.sums)}
     covered: set[str] = set(layer.sums)
+    norms: dict[str, str] = {}
     for branch in branches:
         label = _unused(_label(branch), slots)
         wiring = (
-            ("reads", streams.get(branch.reads, "x0")),
-            ("adds to", streams.get(branch.adds, "x0")),
+            ("reads", streams.get(branch.reads, "the layer's input")),
+            ("adds to", streams.get(branch.adds, "the layer's input")),
         )
         slots[f"{label} wiring"] = (Token("branch", wiring, _place(layer.nodes[branch.total])),)
-        slots |= _branch_slots(layer, branch, label)
+        slots |= _branch_slots(layer, branch, label, norms)
         covered |= {node.name for node in branch.nodes}
     rest = [n for n in layer.nodes.values() if n.name not in covered and n.op != "residual"]
     if tokens := _tokens(layer, rest):
@@ -189,7 +199,10 @@ def _unused(label: str, slots: dict[str, tuple[Token, ...]]) -> str:
     return name
 
 
-def _branch_slots(layer: Layer, branch: Branch, label: str) -> dict[str, tuple[Token, ...]]:
+def _branch_slots(
+    layer: Layer, branch: Branch, label: str, norms: dict[str, str]
+) -> dict[str, tuple[Token, ...]]:
+    """A branch's slots; `norms` says which branch each norm was seen in first."""
     slots: dict[str, tuple[Token, ...]] = {}
     nodes = [n for n in branch.nodes if n.op not in MOVES]
     before = [n for n in nodes if n.op in NORMS and layer.is_stream(n.name)]
@@ -197,7 +210,9 @@ def _branch_slots(layer: Layer, branch: Branch, label: str) -> dict[str, tuple[T
     after: list[Node] = []
     while nodes and nodes[-1].op in NORMS | {"multiplier"}:
         after.insert(0, nodes.pop())
-    slots[f"{label} norm before"] = _tokens(layer, before)
+    own = [n for n in before if norms.setdefault(n.name, label) == label]
+    shared = [Token("shared norm", (("of", norms[n.name]),), _place(n)) for n in before]
+    slots[f"{label} norm before"] = _tokens(layer, own) if own == before else tuple(shared)
     slots[f"{label} norm after"] = _tokens(layer, after)
     attends = [n for n in nodes if n.op == "attend"]
     if len(attends) == 1:
@@ -246,9 +261,17 @@ def _heads(node: Node) -> int:
 
 
 def _tokens(layer: Layer, nodes: Iterable[Node], heads: bool = False) -> tuple[Token, ...]:
-    return tuple(
-        _token(node, layer, heads) for node in nodes if node.op not in MOVES and node.op != "mask"
-    )
+    """One token for each node; plain arithmetic of one module that stands together is one token."""
+    counted = [n for n in nodes if n.op not in MOVES and n.op != "mask"]
+    tokens: list[Token] = []
+    for (scope, plain), group in groupby(counted, key=lambda n: (n.scope, n.op in PLAIN)):
+        row = list(group)
+        if plain and scope and len(row) >= _FORMULA:
+            ops = ", ".join(sorted(n.op for n in row))
+            tokens.append(Token("formula", (("of", ops),), _place(row[0])))
+        else:
+            tokens += [_token(node, layer, heads) for node in row]
+    return tuple(tokens)
 
 
 def _token(node: Node, layer: Layer, heads: bool) -> Token:
@@ -289,6 +312,8 @@ def _rope(node: Node) -> list[tuple[str, object]]:
         ("partial", rotation.width != width),
         ("backwards", rotation.sign < 0),
         ("scaled", not even or abs(rotation.factor - 1.0) > 1e-6),
+        ("in float32", bool(node.attrs.get("float32"))),
+        ("frequencies by kind of layer", bool(node.attrs.get("several"))),
     ]
 
 

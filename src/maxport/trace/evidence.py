@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,12 @@ def _notes(port: Port) -> list[str]:
     return notes
 
 
-def with_documents(port: Port, model: str, revision: str | None = None) -> dict[str, str]:
-    """The port's files with PORT.md and port.json."""
-    return {**port.files, **render_portdoc(describe(port, model, revision), port.files)}
+def with_documents(
+    port: Port,
+    model: str,
+    revision: str | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """The port's files with PORT.md and port.json; `more` holds further sections of evidence."""
+    evidence = {**describe(port, model, revision), **(more or {})}
+    return {**port.files, **render_portdoc(evidence, port.files)}

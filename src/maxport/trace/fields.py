@@ -72,8 +72,7 @@ def field_sources(configs: Sequence[PreTrainedConfig]) -> list[FieldSource]:
         common = aliases.get(name, name)
         read = f"hf.{common}" if common != name else text
         out.append(FieldSource(common, read, values, _annotation(value)))
-    out += _derived(configs, {f.name for f in out})
-    return [f for f in out if not f.name.endswith("token_id")]
+    return out + _derived(configs, {f.name for f in out})
 
 
 def _derived(configs: Sequence[PreTrainedConfig], present: set[str]) -> list[FieldSource]:

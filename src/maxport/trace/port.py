@@ -46,6 +46,7 @@ def field_docs(source: FieldSource) -> str:
         "num_attention_heads": "Query heads of a layer.",
         "num_hidden_layers": "Number of decoder layers.",
         "num_key_value_heads": "Key and value heads of a layer.",
+        "pad_token_id": "Id of the padding token.",
         "rms_norm_eps": "Added to the mean square in every RMS norm.",
         "rope_theta": "Base of the rotary frequencies.",
         "sliding_window": "Tokens that a sliding-window layer sees, itself included.",

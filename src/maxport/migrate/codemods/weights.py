@@ -188,10 +188,15 @@ class Weights(Codemod):
             made = parse_statements("self.weight = None  # tied by the module that holds both\n")
             self.note(original_node, "safe", "the shared weight is held once and tied in forward")
             return made[0]  # type: ignore[return-value]
+        if not self.classes:  # in a function that builds the model
+            what = f"{holder} holds no weight of its own; a graph that reads it does not trace"
+            self.note(original_node, "review", what)
+            made = parse_statements(f"{holder}.{attribute} = None  # held by {source}\n")[0]
+            return made.with_changes(leading_lines=updated_node.leading_lines)  # type: ignore[return-value]
         head = self._path(holder)
         owner, _, weight = source.rpartition(".")
         origin = self._path(owner)
-        if not head or not origin or not self.classes:
+        if not head or not origin:
             reason = "cannot tell where the shared weight ends up"
             self.note(original_node, "manual", reason)
             return self._block(original_node, reason)

@@ -19,10 +19,13 @@ def rotate(
         frequencies: [tokens, rotated dims], cosine and sine alternating.
         interleaved: Pairs are neighbours (GPT-J); otherwise they lie half the rotated part apart.
         first: When fewer dims are rotated than a head has, rotate the leading ones.
+
+    Fewer dims, pairs apart and not `first`: MAX pairs column i with column i + half a head, and
+    rotates the trailing columns of each half, which is not Hugging Face's partial rotation.
     """
     width, rotated = x.shape[-1], frequencies.shape[-1]
     if not interleaved and rotated != width and not first:
-        raise Unsupported("half-split rope over part of a head, whose layout is not HF's")
+        return _rotate_ends_of_halves(x, frequencies)
     cosine = frequencies[:, None, 0::2].to(torch.promote_types(x.dtype, frequencies.dtype))
     sine = frequencies[:, None, 1::2].to(cosine.dtype)
     keep, part = (
@@ -44,13 +47,41 @@ def rotate(
     return torch.cat(pieces, -1) if keep.shape[-1] else result.to(x.dtype)
 
 
+def _rotate_ends_of_halves(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    half, pairs = x.shape[-1] // 2, frequencies.shape[-1] // 2
+    columns = torch.arange(half - pairs, half)
+    ends = torch.cat([columns, columns + half])
+    result = x.clone()
+    result[..., ends] = rotate(x[..., ends], frequencies, interleaved=False)
+    return result
+
+
+def head_wide_rows(table: torch.Tensor, position: torch.Tensor, width: int) -> torch.Tensor:
+    """A token's frequencies as the fused kernels read them: `width` numbers from position * width.
+
+    The kernels take the table's rows to be a head wide. In a table of another width (MAX's Llama
+    V2 makes one when head_dim is not hidden_size / heads) they so read other positions' rows, as
+    the compiled kernel does.
+
+    Raises:
+        Unsupported: They read past the table's end, where anything may be.
+    """
+    if table.shape[1] == width:
+        return table[position]
+    rows = table.reshape(-1)[: table.numel() // width * width].view(-1, width)
+    if len(position) and int(position.max()) >= len(rows):
+        raise Unsupported(f"a rope table {table.shape[1]} wide for heads of {width}, past its end")
+    return rows[position]
+
+
 @kernel("mo.rope_split_store.ragged.paged")
 def rope_split_store(call: Call, qkv: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
     """Split [tokens, q + k + v], rotate q and k, store k and v, return q."""
     offsets, frequencies, *operands, layer = rest
     cache = PagedCache.from_operands(operands, layer)
     _, position = cache.positions(offsets)
-    return split_rotate_store(call, qkv, frequencies[position], cache, offsets)
+    chosen = head_wide_rows(frequencies, position, cache.blocks.shape[5])
+    return split_rotate_store(call, qkv, chosen, cache, offsets)
 
 
 @kernel("mo.rope_split_store.ragged.paged.with_position_id")

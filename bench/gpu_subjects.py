@@ -1,0 +1,230 @@
+"""What gpu_kernels.py runs both ways: a kernel's graph, or a whole native model."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maxport.engine.build import ensure_gpus
+from maxport.engine.evaluator import Program
+
+#: Sizes that suit the GPU kernels, on top of the class's own defaults.
+SIZES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 512,
+        "vocab_size": 512,
+    },
+    "Gemma3ForCausalLM": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
+        "intermediate_size": 512,
+        "vocab_size": 512,
+        "sliding_window": 20,
+    },
+    "GptOssForCausalLM": {
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 512,
+        "vocab_size": 512,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+    },
+    "DeepseekV3ForCausalLM": {
+        "hidden_size": 512,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": 256,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "qk_head_dim": 192,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "v_head_dim": 128,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 256,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "vocab_size": 512,
+    },
+    "Qwen3MoeForCausalLM": {
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 256,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "vocab_size": 512,
+    },
+}
+#: Ragged prefill past 128 keys, then decode; sequence -> (begin, end) of its tokens.
+SCHEDULE: tuple[dict[int, tuple[int, int]], ...] = (
+    {0: (0, 150), 1: (0, 7)},
+    {0: (150, 151), 1: (7, 8)},
+    {0: (151, 152), 1: (8, 9)},
+)
+
+
+class KernelSubject:
+    """A case of gpu_cases.py."""
+
+    def __init__(self, name: str) -> None:
+        ensure_gpus(1)
+        from gpu_cases import CASES, Kit
+        from max.graph import DeviceRef
+
+        dtype, make = CASES[name]
+        self.dtype = str(dtype).removeprefix("torch.")
+        self.case = make(Kit(DeviceRef.GPU(), dtype))
+        self.model: Any = None
+
+    def kernels(self) -> list[str]:
+        """Custom kernels that the graph calls."""
+        return sorted({node.symbol for node in Program(self.case.graph).nodes if node.symbol})
+
+    def evaluated(self, *, widen: bool) -> list[torch.Tensor]:
+        """Outputs of all steps and what the buffers hold in the end."""
+        return self._evaluated(self.case.graph, widen)
+
+    def evaluated_wrong(self) -> list[torch.Tensor] | None:
+        """The same of the nearby wrong computation."""
+        return self._evaluated(self.case.wrong, False) if self.case.wrong else None
+
+    def _evaluated(self, graph: Any, widen: bool) -> list[torch.Tensor]:
+        program = Program(graph, widen=widen)
+        half = widen and self.dtype == "bfloat16"
+        first = self.case.steps[0]
+        pools = {i: first[i].float() if half else first[i].clone() for i in self.case.buffers}
+        outputs: list[torch.Tensor] = []
+        for step in self.case.steps:
+            values = [pools.get(i, value) for i, value in enumerate(step)]
+            outputs += self.case.canonical(program.run(values, {}))
+        return [*outputs, *pools.values()]
+
+    def compile(self) -> None:
+        """Compile for the GPU."""
+        from max.driver import Accelerator
+        from max.engine import InferenceSession
+
+        self.device = Accelerator()
+        self.model = InferenceSession(devices=[self.device]).load(self.case.graph)
+
+    def compiled(self) -> list[torch.Tensor]:
+        """As `evaluated`, on the GPU."""
+        kinds = self.case.graph.input_types
+        first = self.case.steps[0]
+        pools = {i: self._buffer(first[i].clone(), kinds[i]) for i in self.case.buffers}
+        outputs: list[torch.Tensor] = []
+        for step in self.case.steps:
+            values = [
+                pools[i] if i in pools else self._buffer(value, kinds[i])
+                for i, value in enumerate(step)
+            ]
+            outputs += self.case.canonical([on_host(v) for v in self.model.execute(*values)])
+        return [*outputs, *map(on_host, pools.values())]
+
+    def _buffer(self, value: torch.Tensor, kind: Any) -> Any:
+        from max.driver import Buffer
+
+        plain = value.dtype in (torch.uint32, torch.bool, torch.int32, torch.int64)
+        host = Buffer.from_numpy(value.numpy()) if plain else Buffer.from_dlpack(value)
+        return host if kind.device.is_cpu() else host.to(self.device)
+
+
+class ModelSubject:
+    """A native architecture on a random checkpoint in bfloat16."""
+
+    dtype = "bfloat16"
+
+    def __init__(self, name: str, lane: str) -> None:
+        from native_twin import make_twin
+
+        from maxport.engine.build import build_native
+
+        ensure_gpus(1)
+        self._temp = tempfile.TemporaryDirectory(prefix="maxport-gpu-model-")
+        folder = make_twin(name, self.dtype, Path(self._temp.name), SIZES[name])
+        self.built = build_native(
+            name, folder, lane=lane, device="gpu", encoding=self.dtype, max_length=256
+        )
+        draw = np.random.default_rng(0)
+        self.tokens = {0: draw.integers(5, 500, 152), 1: draw.integers(5, 500, 9)}
+        self.runner: Any = None
+
+    def kernels(self) -> list[str]:
+        """Custom kernels that the graph calls."""
+        return sorted({node.symbol for node in Program(self.built.graph).nodes if node.symbol})
+
+    def evaluated(self, *, widen: bool) -> list[torch.Tensor]:
+        """Logits of all steps."""
+        from maxport.engine.runner import EvaluatedRunner
+
+        runner = EvaluatedRunner(self.built)
+        runner.weights = {name: value.cpu() for name, value in runner.weights.items()}
+        if widen:
+            runner.program = Program(self.built.graph, widen=True)
+            for index, pool in runner.cache._pools.items():
+                if pool.dtype == torch.bfloat16:
+                    runner.cache._pools[index] = pool.float()
+        return self._run(runner)
+
+    def evaluated_wrong(self) -> None:
+        """No nearby wrong model; bench/mutants.py has those."""
+        return None
+
+    def compile(self) -> None:
+        """Compile for the GPU."""
+        from maxport.engine.compile import compile_graphs
+
+        (self.runner,) = compile_graphs([self.built])
+
+    def compiled(self) -> list[torch.Tensor]:
+        """As `evaluated`, on the GPU."""
+        return self._run(self.runner)
+
+    def _run(self, runner: Any) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = []
+        for step in SCHEDULE:
+            batch = {key: self.tokens[key][begin:end] for key, (begin, end) in step.items()}
+            named = runner.outputs(batch).named
+            logits = named.get("logits")
+            rows = named["next_token_logits"] if logits is None else logits
+            outputs.append(torch.from_numpy(np.array(rows, np.float32)))
+        return outputs
+
+
+def on_host(buffer: Any) -> torch.Tensor:
+    """A driver buffer as a torch tensor of its own."""
+    from max.driver import CPU
+
+    host = buffer.to(CPU())
+    if host.dtype.name == "bfloat16":
+        return torch.from_dlpack(host).clone()
+    return torch.from_numpy(np.array(host.to_numpy()))
