@@ -85,8 +85,14 @@ def prove_row(row: dict[str, Any], result: Any) -> dict[str, Any]:
     if not row["registered"]:
         return {**row, "verdict": "no-reference", "why": "registers no architecture of its own"}
     seconds = dict(row["seconds"])
-    row |= _proof(result, row["registered"][0])
-    row["seconds"] = {**seconds, **row.get("seconds", {})}
+    proofs = {name: _proof(result, name) for name in dict.fromkeys(row["registered"])}
+    judged = [p for p in proofs.values() if p["verdict"] != "no-reference"]
+    wrong = [p for p in judged if p["verdict"] != "equal"]
+    chosen = (wrong or judged or list(proofs.values()))[0]
+    row |= chosen
+    row["proofs"] = {name: [p["verdict"], p["why"]] for name, p in proofs.items()}
+    total = sum(p.get("seconds", {}).get("total", 0.0) for p in proofs.values())
+    row["seconds"] = {**seconds, **row.get("seconds", {}), "total": round(total, 1)}
     return row
 
 
@@ -132,6 +138,7 @@ def _proof(result: Any, registered: str) -> dict[str, Any]:
         "modes": [m["mode"] for m in body["modes"]],
         "parameters": body["modes"][0]["parameters"] if body["modes"] else None,
         "package": body["package"],
+        "package_device": body["package_device"],
         "seconds": body["seconds"],
         "encoding": body["encoding"],
     }

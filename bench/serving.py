@@ -1,9 +1,9 @@
 """Serve a port for real, compare it with Hugging Face, and plant faults that compare must name.
 
-Three runs of `maxport serve` and `maxport compare`: the port as it is; a checkpoint whose tokenizer has two tokens swapped; a
-port whose epsilon is a million times too large. Each compiles what is not in MAX's cache yet.
+Three runs of `maxport serve` and `maxport compare`: the port as it is; a checkpoint whose tokenizer
+has two tokens swapped; a port whose epsilon is a million times too large. Each compiles.
 
-Example: python bench/serving.py ./SmolLM2-135M-Instruct ports/llama_port
+Example: python bench/serving.py ./SmolLM2-135M-Instruct ports/llama_port -- --devices cpu
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import click
 
 from maxport.emit.portdoc import table
 from maxport.errors import MaxportError
+from maxport.serving.compare import TEXTS
 from maxport.verify.reference import versions
 
 RESULTS = Path(__file__).parent / "results"
 MAXPORT = (sys.executable, "-u", "-m", "maxport")
 #: Rows and the faults that compare must name in them, no more and no less.
 ROWS: dict[str, list[str]] = {"right": [], "tokenizer": ["tokenizer"], "graph": ["graph"]}
-PROMPTS = ("The capital of France is", "Once upon a time, in a small village by the sea,")
 
 
 def swapped_tokens(model: Path, folder: Path, prompt: str) -> Path:
@@ -139,7 +139,7 @@ def main(
 ) -> None:
     """Run the rows and write bench/results/serving.json and .md; exit 1 if a fault is not named."""
     options = {"port": port, "tokens": tokens, "timeout": timeout, "extra": extra}
-    options["prompts"] = prompts or PROMPTS
+    options["prompts"] = prompts or TEXTS
     results = []
     with tempfile.TemporaryDirectory() as temp:
         for name in rows or tuple(ROWS):

@@ -261,6 +261,19 @@ class Lifter:
         yield from _some(self._combine(f"{a} / math.sqrt({b})", two, lambda x, y: x / math.sqrt(y)))
 
 
+def widest(sizes: Sequence[Expr | Number]) -> Expr | Number:
+    """The largest of several sizes, as one expression."""
+    if len(sizes) == 1:
+        return sizes[0]
+    exprs = [s for s in sizes if isinstance(s, Expr)]
+    columns = [s.values if isinstance(s, Expr) else itertools.repeat(s) for s in sizes]
+    return Expr(
+        f"max({', '.join(map(repr, sizes))})",
+        tuple(dict.fromkeys(name for e in exprs for name in e.fields)),
+        tuple(max(column) for column in zip(*columns, strict=False)),
+    )
+
+
 def _rank(name: str) -> int:
     """Sizes that make up shapes come first: heads, then widths, then everything else."""
     if "head" in name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class Body:
         helpers: Functions used from `functional.py`.
         imports: Names used from `max`, as import lines.
         fields: Configuration fields read.
+        by_kind: Local variables of `__init__` that depend on the layer's kind: text by kind.
         uses_kind: Whether `__init__` needs the layer's kind.
         uses_layer: Whether it needs the layer's index.
     """
@@ -47,8 +49,58 @@ class Body:
     helpers: set[str] = field(default_factory=set)
     imports: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
+    by_kind: dict[str, dict[Any, str]] = field(default_factory=dict)
     uses_kind: bool = False
     uses_layer: bool = False
+
+    def choose(self, cases: Mapping[Any, str]) -> str:
+        """Text in `__init__` of what is `cases[kind]`, with as little of it by kind as possible."""
+        self.uses_kind = True
+        columns = split_by_kind(cases)
+        if columns is None:
+            pairs = ", ".join(f"{k!r}: {t}" for k, t in cases.items())
+            return f"{{{pairs}}}[kind]"
+        text = ""
+        for column in columns:
+            same = set(column.values())
+            text += same.pop() if len(same) == 1 else self._local(column)
+        return text
+
+    def _local(self, column: dict[Any, str]) -> str:
+        name = _shared_name([t.removeprefix("config.") for t in column.values()])
+        while self.by_kind.setdefault(name, column) != column:
+            name += "_"
+        return name
+
+    def locals(self) -> list[str]:
+        """The lines of `__init__` that set the locals."""
+        texts = {
+            name: ", ".join(f"{k!r}: {t}" for k, t in column.items())
+            for name, column in self.by_kind.items()
+        }
+        return [f"{name} = {{{pairs}}}[kind]" for name, pairs in texts.items()]
+
+
+def split_by_kind(cases: Mapping[Any, str]) -> list[dict[Any, str]] | None:
+    """The texts cut into pieces of which only configuration fields differ; None if more differs."""
+    pieces = {k: re.split(r"(config\.\w+)", t) for k, t in cases.items()}
+    if len({len(p) for p in pieces.values()}) != 1:
+        return None
+    rows = zip(*pieces.values(), strict=True)
+    columns = [dict(zip(pieces, row, strict=True)) for row in rows]
+    words = [set(c.values()) for c in columns[0::2]]
+    return columns if all(len(w) == 1 for w in words) else None
+
+
+def _shared_name(names: Sequence[str]) -> str:
+    """The words that several fields end in: `head_dim` for head_dim and global_head_dim."""
+    words = [n.split("_")[::-1] for n in names]
+    shared: list[str] = []
+    for group in zip(*words, strict=False):
+        if len(set(group)) != 1:
+            break
+        shared.insert(0, group[0])
+    return "_".join(shared) or names[0]
 
 
 def input_names(instance: Instance) -> dict[Ref, str]:
@@ -129,15 +181,11 @@ class Printer:
 
     def by_kind(self, hint: str, index: int) -> str:
         """An attribute whose value depends on the layer's kind."""
-        self.body.uses_kind = True
-        cases = self.entry.literals[index]
-        pairs = ", ".join(f"{k!r}: {self.in_init(v)}" for k, v in cases.items())
-        name = hint
-        while (
-            name in self.body.attributes and self.body.attributes[name].init != f"{{{pairs}}}[kind]"
-        ):
+        init = self.body.choose({k: self.in_init(v) for k, v in self.entry.literals[index].items()})
+        name = init if init in self.body.by_kind else "width" if hint == "shape" else hint
+        while name in self.body.attributes and self.body.attributes[name].init != init:
             name += "_"
-        return self.attribute(name, f"{{{pairs}}}[kind]")
+        return self.attribute(name, init)
 
     def _slot_value(self, node: Node, key: str, position: int) -> Any:
         source = (

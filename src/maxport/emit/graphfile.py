@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maxport.emit.classes import ClassMap, PortClass, child_groups, group_classes
+from maxport.emit.expr import widest
 from maxport.emit.forward import Body, Printer, attribute_path, input_names
 from maxport.emit.lift import Lifted
 from maxport.emit.ops import F_IMPORT, norm_arguments
@@ -96,7 +97,7 @@ class _Emitter:
         if leaf.op == "layer_norm":
             return "LayerNorm" if not leaf.attrs["offset"] else entry.name
         if leaf.attrs["weight"] is None:
-            return entry.name
+            return f"{entry.name}WithoutScale"
         offset, early = leaf.attrs["offset"], leaf.attrs["multiply_before_cast"]
         if not offset and not early:
             return "RMSNorm"
@@ -223,8 +224,7 @@ class _Emitter:
                 pairs = ", ".join(f"{k!r}: {t[0]}" for k, t in names.items())
                 text = f"{{{pairs}}}[kind]({arguments.pop()}"
             else:
-                pairs = ", ".join(f"{k!r}: {t}" for k, t in texts.items())
-                text = f"{{{pairs}}}[kind]"
+                text = body.choose(texts)
         if re.search(r"\blayer\b", text.partition("(")[2]):
             body.uses_layer = True
         if re.search(r"\bkind\b", text):
@@ -265,7 +265,7 @@ class _Emitter:
             f", kind: {self._kind_type()}" * body.uses_kind
         )
         doc = class_docstring(f"{self.describe(instance)}{self.origin(entry.hf_class)}.")
-        code = "\n".join(f"        {line}" for line in lines)
+        code = "\n".join(f"        {line}" for line in [*body.locals(), *lines])
         forward = "\n".join(f"        {line}" for line in [*body.lines, f"return {body.result}"])
         return f"""class {entry.name}(Module[[{types}], {result}]):
     {doc}
@@ -421,6 +421,7 @@ def render_graph(
     from maxport.emit.headfile import render_root
 
     graph = lifted.graph
+    kv_heads, head_dim = cache_layout(graph)
     prefixes = name_sequentials(graph) | name_leaf_weights(graph)
     settle_scopes(graph)
     add_context(graph)
@@ -434,14 +435,6 @@ def render_graph(
     top = render_root(emitter, root, tie_field=tie_field)
     own = emitter.own_norms()
     source = _assemble(emitter, [*own, *sources, top.source], heading, config_class)
-    attends = [n for n in graph.nodes if n.op == "attend"]
-    shapes = {str(_kv_shape(graph, n)): _kv_shape(graph, n) for n in attends}
-    if len(shapes) != 1:
-        raise MaxportError(
-            f"layers cache keys and values of different shapes: {', '.join(shapes) or 'none'}",
-            fix="maxport needs one cache layout for all layers; port this model by hand",
-        )
-    kv_heads, head_dim = next(iter(shapes.values()))
     parameters, transposed, buffers = _parameters(root)
     renamed = tuple(dict.fromkeys((_pattern(a), _pattern(b)) for a, b in prefixes.items()))
     if top.bias is not None:
@@ -451,6 +444,29 @@ def render_graph(
         source, emitter.helpers, list(emitter.fields), parameters, transposed, top.head, top.tied,
         classes.of(root).name, kv_heads, head_dim, renamed, buffers,
     )  # fmt: skip
+
+
+def cache_layout(graph: Graph) -> tuple[Any, Any]:
+    """(key heads, head width) of the one cache that all layers share.
+
+    Marks every attention with whether its heads may be narrower than the cache's.
+
+    Raises:
+        MaxportError: No one cache holds the keys and values of all layers.
+    """
+    attends = [n for n in graph.nodes if n.op == "attend"]
+    shapes = {str(shape): shape for shape in (_kv_shape(graph, n) for n in attends)}
+    heads = {str(shape[0]): shape[0] for shape in shapes.values()}
+    widths = {str(shape[1]): shape[1] for shape in shapes.values()}
+    plain = all(not n.attrs["softcap"] and "slopes" not in n.attrs for n in attends)
+    if len(heads) != 1 or (len(widths) > 1 and not plain):
+        raise MaxportError(
+            f"layers cache keys and values of different shapes: {', '.join(shapes) or 'none'}",
+            fix="maxport needs one cache layout for all layers; port this model by hand",
+        )
+    for node in attends:
+        node.attrs["padded"] = len(widths) > 1
+    return next(iter(heads.values())), widest(list(widths.values()))
 
 
 def _kv_shape(graph: Graph, node: Node) -> tuple[Any, Any]:

@@ -109,6 +109,37 @@ def attend(
         (_TENSOR, _KV, _MASK, _KERNELS.format("flash_attention_ragged")),
         ("store",),
     ),
+    "attend_padded": Helper(
+        '''
+def attend_padded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: PagedCacheValues,
+    row_offsets: Tensor,
+    kv_params: KVCacheParams,
+    layer: int,
+    *,
+    scale: float,
+    mask: MHAMaskVariant = MHAMaskVariant.CAUSAL_MASK,
+    window: int = -1,
+) -> Tensor:
+    """`attend` where layers differ in the width of their heads and share one cache.
+
+    Zeros fill narrower heads up to the cache's width; they change neither scores nor results.
+    """
+    width = int(q.shape[-1])
+    rest = kv_params.head_dim - width
+    if rest:
+        q, k, v = (F.pad(x, [0, 0, 0, 0, 0, rest]) for x in (q, k, v))
+    out = attend(
+        q, k, v, kv, row_offsets, kv_params, layer, scale=scale, mask=mask, window=window
+    )
+    return out[..., :width] if rest else out
+''',
+        (_F, _TENSOR, _KV, _MASK),
+        ("attend",),
+    ),
     "attend_scores": Helper(
         '''
 def attend_scores(

@@ -326,16 +326,17 @@ def _rope(p: Printer, node: Node) -> Text:
     rope: Rope = node.attrs["rotation"]
     found = p.entry.literals.get(p.slots[(node.name, "rotation", 0)], {0: rope})
     cases = [r for r in found.values() if isinstance(r, Rope)]
-    if len({(str(r.width), str(r.offset), r.interleaved) for r in cases}) != 1:
+    spans = {(str(r.width), str(r.offset)) for r in cases}
+    whole = all(str(n.attrs["rotation"].width) == str(n.shape[-1]) for n in _twins_of(p, node))
+    if len({r.interleaved for r in cases}) != 1 or (len(spans) != 1 and not whole):
         raise MaxportError(
             "layers that share a class rotate different columns",
             where=f"{node.scope}, {node.line}",
             fix="report the model",
         )
     source, table, kv, offsets = (p.value(a) for a in node.args)
-    width = node.shape[-1]
     common = f"{source.text}, {table.text}, {kv.text}, {offsets.text}"
-    if str(rope.width) == str(width):
+    if whole:
         p.body.helpers.add("rotate")
         return Text(f"rotate({common}, interleaved={rope.interleaved})")
     p.body.helpers.add("rotate_columns")
@@ -343,6 +344,12 @@ def _rope(p: Printer, node: Node) -> Text:
     return Text(
         f"rotate_columns({common}, start={start}, width={span}, interleaved={rope.interleaved})"
     )
+
+
+def _twins_of(p: Printer, node: Node) -> list[Node]:
+    """The same operation in every module that shares the class."""
+    index = p.instance.items.index(node)
+    return [i for e in p.entry.instances if isinstance(i := e.items[index], Node)]
 
 
 _MASKS = {
@@ -361,9 +368,10 @@ def _attend(p: Printer, node: Node) -> Text:
     arguments = [*values, kv_params, layer, f"scale={p.literal(node, 'scale').text}"]
     if node.attrs["softcap"] or "slopes" in node.attrs:
         return _attend_scores(p, node, arguments)
-    p.body.helpers.add("attend")
+    name = "attend_padded" if node.attrs["padded"] else "attend"
+    p.body.helpers.add(name)
     arguments += _mask_arguments(p, node)
-    return Text(f"attend({', '.join(arguments)})")
+    return Text(f"{name}({', '.join(arguments)})")
 
 
 def _mask_arguments(p: Printer, node: Node) -> list[str]:

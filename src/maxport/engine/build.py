@@ -123,17 +123,21 @@ def build_native(
     max_length: int | None = None,
     check_kernels: bool = True,
     trust_remote_code: bool = False,
+    architecture: Any = None,
 ) -> BuiltGraph:
     """Build the graph of MAX's own architecture `class_name`; arguments as for `build_port`.
 
     Args:
         class_name: For example `LlamaForCausalLM`.
         lane: `v2` or `v3`.
+        architecture: The `SupportedArchitecture` to build instead of the one MAX finds by name;
+            several tasks may share a name.
 
     Raises:
         MaxportError: MAX registers none in that lane, or its architecture refuses the checkpoint.
     """
-    architecture = registry.native_architecture(class_name, lane)
+    if architecture is None:
+        architecture = registry.native_architecture(class_name, lane)
     return _build(
         architecture,
         model_dir,

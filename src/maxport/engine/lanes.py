@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -57,6 +58,7 @@ def record_root(
     device: str = "cpu",
     devices: int = 1,
     encoding: str = "float32",
+    architecture: Any = None,
 ) -> RootCall:
     """Build the V2 architecture once and keep what its root was given.
 
@@ -64,7 +66,7 @@ def record_root(
         module, name: The V2 root class.
         class_name: Registered architecture name, e.g. `LlamaForCausalLM`.
         model_dir: Twin checkpoint.
-        device, devices, encoding: As in `build_native`.
+        device, devices, encoding, architecture: As in `build_native`.
 
     Raises:
         MaxportError: the architecture does not build, or never constructs that class.
@@ -104,6 +106,7 @@ def record_root(
             devices=devices,
             encoding=encoding,
             max_length=128,
+            architecture=architecture,
         )
     if not seen or not types:
         raise MaxportError(
@@ -164,6 +167,15 @@ def in_bfloat16(call: RootCall) -> RootCall:
     )
 
 
+def holds_layers(call: RootCall) -> bool:
+    """Whether the root was handed V2 layers, which a V3 root cannot be constructed from."""
+    from max.nn.layer import Module
+
+    values = [*call.args, *call.kwargs.values()]
+    inner = [item for value in values if isinstance(value, list | tuple) for item in value]
+    return any(isinstance(value, Module) for value in [*values, *inner])
+
+
 def modes_of(call: RootCall) -> tuple[str | None, ...]:
     """The ReturnLogits modes a root knows; `(None,)` for encoders."""
     values = [*call.args, *call.kwargs.values()]
@@ -211,6 +223,32 @@ def imported(package: Path) -> Iterator[str]:
         sys.path.remove(str(package.parent))
         for key in [k for k in sys.modules if k == name or k.startswith(name + ".")]:
             del sys.modules[key]
+
+
+@contextmanager
+def placed(package: str, folder: Path) -> Iterator[None]:
+    """Let the package in `folder` be imported as `package` for a while, relative imports included.
+
+    A copy of one of MAX's architectures then stands in the original's place.
+    """
+    mine = {k: v for k, v in sys.modules.items() if f"{k}.".startswith(f"{package}.")}
+    for key in mine:
+        del sys.modules[key]
+    spec = importlib.util.spec_from_file_location(
+        package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[package] = module
+    keep_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+        yield
+    finally:
+        sys.dont_write_bytecode = keep_bytecode
+        for key in [k for k in sys.modules if f"{k}.".startswith(f"{package}.")]:
+            del sys.modules[key]
+        sys.modules.update(mine)
 
 
 def trace_v3(cls: type, call: RootCall, mode: str | None) -> LaneGraph:

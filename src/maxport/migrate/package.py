@@ -57,12 +57,13 @@ class NamedParameters:
 
 @dataclass
 class Migrated:
-    """The V3 package: path -> text, the rewrites, and each file's V2 text for the diff."""
+    """The V3 package: path -> text, the rewrites, each file's V2 text, and which files are new."""
 
     plan: Plan
     files: dict[str, str] = field(default_factory=dict)
     before: dict[str, str] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
+    generated: set[str] = field(default_factory=set)
 
 
 def migrate_graph(plan: Plan) -> Migrated:
@@ -87,6 +88,7 @@ def migrate_graph(plan: Plan) -> Migrated:
         result.files["named_parameters.py"] = NAMED_PARAMETERS
     plumbing = make_pipeline(plan)
     result.files |= plumbing.files
+    result.generated = plumbing.files.keys() - {"arch.py"}
     result.changes += plumbing.changes
     for shown in plumbing.files:
         parts = shown.removesuffix(".py").split("/")

@@ -126,6 +126,7 @@ def _model(plan: Plan, names: Names, chain: Chain, made: Plumbing) -> str:
         imports["mixin"] = f"from {LIB}.log_probabilities import LogProbabilitiesMixin"
         bases = f"LogProbabilitiesMixin, {bases}"
     doc = ast.get_docstring(chain[0][1]) or f"{names.model} on ModuleV3."
+    doc = indent(doc, "    ").strip() + ("\n    " if "\n" in doc else "")
     text = f'"""The pipeline model of {plan.name}: loads, builds and compiles the graph."""\n\n'
     text += "from __future__ import annotations\n\n"
     if not names.cache:

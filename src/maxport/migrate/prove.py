@@ -14,8 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maxport.engine import graphhash
 from maxport.errors import MaxportError
 from maxport.migrate.plan import Plan
+from maxport.migrate.registered import registrations
+from maxport.migrate.twins import in_bfloat16
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Proof:
         max_diff: Largest difference of logits, where the graphs were evaluated.
         encoding: Precision both were built in; bfloat16 only where V2 refuses float32.
         package: `equal` when the whole package, loaded as serving does, builds V2's graph.
+        package_device: `gpu` where V2's pipeline builds there only; then in bfloat16.
         why: One sentence where the verdict is not `equal`.
         seconds: Time by step.
     """
@@ -81,39 +85,84 @@ def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str
         twin: Tiny checkpoint of that class.
         device: `cpu`, or `gpu` (virtual where there is none).
     """
+    from contextlib import nullcontext
+
     from maxport.engine import lanes
 
     proof = Proof("error", "graph-hash", class_name)
     start = time.perf_counter()
+    target = plan.target
     try:
-        call, proof.encoding = _recorded(plan, class_name, twin, device)
-        proof.seconds["v2"] = round(time.perf_counter() - start, 2)
-        with lanes.imported(package) as name:
-            module = ".".join([name, *plan.places[plan.root.module]])
-            cls = getattr(importlib.import_module(module), plan.root.name)
-            proof.modes = [_compare(cls, call, mode) for mode in lanes.modes_of(call)]
+        # A copy of an architecture is proven against itself, not against the installed one.
+        with nullcontext() if target.installed else lanes.placed(target.package, target.folder):
+            case = _Case(plan, package, class_name, twin, device, _architecture(plan, class_name))
+            _prove_root(proof, case)
+            if proof.verdict == "equal" and not proof.package and (package / "arch.py").is_file():
+                _prove_package(proof, case)
     except MaxportError as error:
         proof.why = error.what
     except Exception as error:
         proof.why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-    else:
-        _judge(proof)
-    if proof.verdict == "equal" and proof.encoding != "float32":
-        proof.package = "not built: the pipeline on CPU builds float32 only"
-    elif proof.verdict == "equal" and (package / "arch.py").is_file():
-        _prove_package(proof, package, twin, device)
     proof.seconds["total"] = round(time.perf_counter() - start, 2)
     return proof
 
 
-def _recorded(plan: Plan, class_name: str, twin: Path, device: str) -> tuple[Any, str]:
+@dataclass(frozen=True)
+class _Case:
+    """What is proven: the migration, its package on disk, and what V2 is built from."""
+
+    plan: Plan
+    package: Path
+    class_name: str
+    twin: Path
+    device: str
+    architecture: Any
+
+
+def _architecture(plan: Plan, class_name: str) -> Any:
+    """The V2 `SupportedArchitecture` that the target registers under a name."""
+    for found in registrations(plan.kinds, plan.target):
+        if found.name == class_name:
+            return getattr(importlib.import_module(found.module), found.variable)
+    raise MaxportError(f"registers no {class_name}", where=str(plan.target.path), code=1)
+
+
+def _prove_root(proof: Proof, case: _Case) -> None:
+    """Compare the root modules of both generations in every mode."""
+    from maxport.engine import lanes
+
+    start = time.perf_counter()
+    call, proof.encoding = _recorded(case)
+    proof.seconds["v2"] = round(time.perf_counter() - start, 2)
+    if lanes.holds_layers(call):
+        _prove_package(proof, case)  # only the pipeline model can construct such a root
+        return
+    plan = case.plan
+    with lanes.imported(case.package) as name:
+        module = ".".join([name, *plan.places[plan.root.module]])
+        cls = getattr(importlib.import_module(module), plan.root.name)
+        proof.modes = [_compare(cls, call, mode) for mode in lanes.modes_of(call)]
+    _judge(proof)
+
+
+def _recorded(case: _Case) -> tuple[Any, str]:
     """V2's root call, in float32 where V2 takes it and else in bfloat16, with that encoding's name.
 
     Some V2 layers insist on bfloat16, which shows only when they are traced.
     """
     from maxport.engine import lanes
 
-    call = lanes.record_root(plan.root.module, plan.root.name, class_name, twin, device=device)
+    root = case.plan.root
+    call = lanes.record_root(
+        root.module,
+        root.name,
+        case.class_name,
+        case.twin,
+        device=case.device,
+        architecture=case.architecture,
+    )
+    if lanes.holds_layers(call):
+        return call, "float32"
     try:
         lanes.trace_v2(call, lanes.modes_of(call)[0])
     except Exception:
@@ -123,36 +172,64 @@ def _recorded(plan: Plan, class_name: str, twin: Path, device: str) -> tuple[Any
     return call, "float32"
 
 
-def _prove_package(proof: Proof, package: Path, twin: Path, device: str) -> None:
-    """Load the package as serving does and compare the graph its pipeline model arrives at."""
-    from contextlib import nullcontext
+def _prove_package(proof: Proof, case: _Case) -> None:
+    """Load the package as serving does and compare the graph its pipeline model arrives at.
 
-    from maxport.engine import graphhash, lanes
-    from maxport.engine.build import build_native, build_port
-
-    encoder = all(mode.mode == "encoder" for mode in proof.modes)
-
+    On the CPU in float32; an architecture that V2 itself does not build there is compared in
+    bfloat16 on a GPU, a simulated one where the machine has none.
+    """
     try:
-        same: dict[str, Any] = {"return_logits": "last", "device": device, "max_length": 128}
-        same["encoding"] = proof.encoding
-        with lanes.inputs_unnamed() if encoder else nullcontext():
-            old = build_native(proof.architecture, twin, lane="v2", **same)
-            new = build_port(package, twin, **same)
-        diff = graphhash.compare_graphs(old.graph, new.graph)
-        missing = sorted(set(old.weights) - set(new.weights))
-    except MaxportError as error:
-        proof.package = f"error: {error.what}"
-        return
-    except Exception as error:
-        proof.package = f"error: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        return
+        old, new = _both(proof, case, case.device, "float32")
+    except Exception as first:
+        try:
+            old, new = _both(proof, case, "gpu", "bfloat16")
+        except Exception as error:
+            causes = dict.fromkeys((_short(first), f"on a GPU: {_short(error)}"))
+            proof.package = f"error: {'; '.join(causes)}"
+            return
+        proof.package_device = "gpu"
+    diff = graphhash.compare_graphs(old.graph, new.graph)
+    missing = sorted(set(old.weights) - set(new.weights))
+    found = [*(f"weight {k} missing" for k in missing), *diff.only_first, *diff.only_second]
     if diff.equal and not missing:
         proof.package = "equal"
-    elif not missing and not encoder and _evaluated(proof, old, new):
+    elif not missing and old.kv_params is not None and _evaluated(proof, old, new):
         proof.package = f"equal by evaluation, logits differ by {proof.max_diff:.2g} at most"
     else:
-        found = [*(f"weight {k} missing" for k in missing), *diff.only_first, *diff.only_second]
         proof.package = "differs: " + "; ".join(found[:3])
+    if not proof.modes:
+        one, two = (graphhash.hash_graph(graphhash.graph_text(g.graph)) for g in (old, new))
+        same = one.weights == two.weights
+        proof.modes = [
+            ModeProof(
+                "package", len(one.weights), same, diff.equal, tuple(found), diff.normalisations
+            )
+        ]
+        _judge(proof)
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, MaxportError):
+        return error.what[:300]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _both(proof: Proof, case: _Case, device: str, encoding: str) -> tuple[Any, Any]:
+    """V2's graph and the package's, through both pipeline models."""
+    from contextlib import nullcontext
+
+    from maxport.engine import lanes
+    from maxport.engine.build import build_native, build_port
+
+    twin = case.twin
+    same: dict[str, Any] = {"return_logits": "last", "device": device, "max_length": 128}
+    same["encoding"] = encoding
+    if encoding == "bfloat16":
+        twin = in_bfloat16(case.twin)
+    encoder = not proof.modes or proof.modes[0].mode == "encoder"
+    with lanes.inputs_unnamed() if encoder else nullcontext():
+        old = build_native(case.class_name, twin, lane="v2", architecture=case.architecture, **same)
+        return old, build_port(case.package, twin, **same)
 
 
 def _evaluated(proof: Proof, old: Any, new: Any) -> bool:
@@ -184,7 +261,7 @@ def _judge(proof: Proof) -> None:
 
 
 def _compare(cls: type, call: Any, mode: str | None) -> ModeProof:
-    from maxport.engine import graphhash, lanes
+    from maxport.engine import lanes
 
     old, new = lanes.trace_v2(call, mode), lanes.trace_v3(cls, call, mode)
     diff = graphhash.compare_graphs(old.graph, new.graph)

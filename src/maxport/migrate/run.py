@@ -26,5 +26,5 @@ def migrate(target: Target) -> Migrated | None:
             fix="give a folder or file with max.nn layers; see `maxport classify`",
         )
     result = migrate_graph(make_plan(target))
-    result.files = tidy(result.files)
+    result.files = tidy(result.files, result.generated)
     return result

@@ -7,7 +7,9 @@ a small configuration of the same class; only shapes matter here, not weights.
 from __future__ import annotations
 
 import ast
+import json
 import re
+import shutil
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,8 +96,22 @@ def make_twin(class_name: str, folder: Path) -> Path:
     small = {key: value for key, value in _SMALL.items() if hasattr(config, key)}
     config = type(config)(**small)
     model = transformers.AutoModel.from_config(config)
-    config.architectures = [class_name]
-    model.config = config
     model.save_pretrained(folder)
+    config.architectures = [class_name]  # after the model, which names its own class
     config.save_pretrained(folder)
     return folder
+
+
+def in_bfloat16(twin: Path) -> Path:
+    """A copy of a checkpoint beside it, with bfloat16 weights."""
+    from safetensors.torch import load_file, save_file
+
+    copy = twin.with_name(f"{twin.name}-bf16")
+    if copy.exists():
+        return copy
+    shutil.copytree(twin, copy)
+    for path in copy.glob("*.safetensors"):
+        save_file({k: v.bfloat16() for k, v in load_file(path).items()}, path, {"format": "pt"})
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    (copy / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}), "utf-8")
+    return copy

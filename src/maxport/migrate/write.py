@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from maxport.children import child_environment
@@ -65,8 +66,13 @@ def write_package(files: dict[str, str], target: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def tidy(files: dict[str, str]) -> dict[str, str]:
+def tidy(files: dict[str, str], generated: Iterable[str] = ()) -> dict[str, str]:
     """Sort imports and drop names and locals the rewrites left unused; nothing else moves.
+
+    Args:
+        files: Path inside the package -> text.
+        generated: Paths of files that are new as a whole; these are formatted as well, to MAX's
+            line length.
 
     Returns:
         The same paths with tidied text.
@@ -76,16 +82,30 @@ def tidy(files: dict[str, str]) -> dict[str, str]:
             path = Path(folder) / shown
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--fix"]
-        command += ["--select", "I001,F401,F811,F841", "--unsafe-fixes", "--exit-zero"]
-        command += ["--config", 'lint.isort.known-third-party=["max"]', "--no-cache"]
-        command += ["--per-file-ignores", "__init__.py:F401", folder]
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, env=child_environment()
-        )
-        if done.returncode:
-            raise MaxportError(
-                f"ruff could not tidy the migrated package: {' '.join(done.stderr.split())[:300]}",
-                fix="report it; nothing was written",
-            )
+        places = [str(Path(folder) / shown) for shown in sorted(generated)]
+        _ruff("check", *_FIXES, folder)
+        if places:
+            _ruff("format", "--isolated", "--quiet", "--no-cache", "--line-length=80", *places)
         return {shown: (Path(folder) / shown).read_text("utf-8") for shown in files}
+
+
+_FIXES = (
+    "--isolated", "--quiet", "--fix", "--select", "I001,F401,F811,F841", "--unsafe-fixes",
+    "--exit-zero", "--config", 'lint.isort.known-third-party=["max"]', "--no-cache",
+    "--per-file-ignores", "__init__.py:F401",
+)  # fmt: skip
+
+
+def _ruff(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+    )
+    if done.returncode:
+        raise MaxportError(
+            f"ruff could not tidy the migrated package: {' '.join(done.stderr.split())[:300]}",
+            fix="report it; nothing was written",
+        )

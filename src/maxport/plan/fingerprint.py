@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,8 @@ def _recognise(graph: Graph, values: Values) -> None:
     from maxport.idioms.base import Recogniser
 
     recogniser = Recogniser(graph, values)
-    traced = graph.by_name()
+    # Copied, because recognising changes nodes in place.
+    traced = [(n.name, n.op, n.dtype, [ref.name for ref in n.refs()]) for n in graph.nodes]
     for idiom in PASSES:
         with contextlib.suppress(ValueError, IndexError):
             idiom.match(recogniser)
@@ -103,23 +104,22 @@ def _recognise(graph: Graph, values: Values) -> None:
     several = len({node.attrs["rotation"].freqs for node in ropes}) > 1
     for node in ropes:
         node.attrs["several"] = several
-        node.attrs["float32"] = _in_float32(traced, node.name, node.args[0].name)
+        node.attrs["float32"] = _in_float32(traced, node.args[0].name, node.name)
 
 
-def _in_float32(traced: Mapping[str, Node], end: str, start: str) -> bool:
-    """Whether any product between two values is taken in float32, whatever the working dtype."""
-    on_path: dict[str, bool] = {start: True}
+def _in_float32(traced: Sequence[tuple[str, str, str, list[str]]], start: str, end: str) -> bool:
+    """Whether a product on the way from one value to another is taken in float32.
 
-    def reaches(name: str) -> bool:
-        if name not in on_path:
-            on_path[name] = False
-            found = [reaches(ref.name) for ref in traced[name].refs() if ref.name in traced]
-            on_path[name] = any(found)
-        return on_path[name]
-
-    reaches(end)
-    inside = [traced[name] for name, reached in on_path.items() if reached and name != start]
-    return any(node.op == "mul" and node.dtype == "float32" for node in inside)
+    `traced` holds name, operation, dtype and operands of every node in order of computation.
+    """
+    below, exact = {start}, set[str]()
+    for name, op, dtype, operands in traced:
+        if name == start or below.isdisjoint(operands):
+            continue
+        below.add(name)
+        if not exact.isdisjoint(operands) or (op == "mul" and dtype == "float32"):
+            exact.add(name)
+    return end in exact
 
 
 def read_graph(graph: Graph, model: str, weights: Iterable[str]) -> Fingerprint:

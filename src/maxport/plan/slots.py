@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from maxport.ir import Graph, Node, Param, Ref, walk_values
 
@@ -261,16 +260,21 @@ def _heads(node: Node) -> int:
 
 
 def _tokens(layer: Layer, nodes: Iterable[Node], heads: bool = False) -> tuple[Token, ...]:
-    """One token for each node; plain arithmetic of one module that stands together is one token."""
+    """One token for each node; the plain arithmetic of one module is one token, at its last."""
     counted = [n for n in nodes if n.op not in MOVES and n.op != "mask"]
+    plain: dict[str, list[Node]] = {}
+    for node in counted:
+        if node.op in PLAIN and node.scope:
+            plain.setdefault(node.scope, []).append(node)
+    formulas = {row[-1].name: row for row in plain.values() if len(row) >= _FORMULA}
+    inside = {node.name for row in formulas.values() for node in row}
     tokens: list[Token] = []
-    for (scope, plain), group in groupby(counted, key=lambda n: (n.scope, n.op in PLAIN)):
-        row = list(group)
-        if plain and scope and len(row) >= _FORMULA:
+    for node in counted:
+        if row := formulas.get(node.name, []):
             ops = ", ".join(sorted(n.op for n in row))
-            tokens.append(Token("formula", (("of", ops),), _place(row[0])))
-        else:
-            tokens += [_token(node, layer, heads) for node in row]
+            tokens.append(Token("formula", (("of", ops),), _place(node)))
+        elif node.name not in inside:
+            tokens.append(_token(node, layer, heads))
     return tuple(tokens)
 
 

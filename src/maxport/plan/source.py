@@ -1,4 +1,4 @@
-"""How alike two reference implementations are as text: what an engineer who copies one must rewrite.
+"""How alike two reference implementations are as text: what whoever copies one has to rewrite.
 
 transformers' model files are derived from one another; a shared history shows as shared lines. A
 model's lines are those of its class and of everything in the same file that it uses, without
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -50,7 +49,7 @@ def source_lines(file: str, class_name: str) -> Lines:
         return Counter()
     every = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     used = _used(every, class_name)
-    family = os.path.commonprefix([n for n in used if isinstance(every[n], ast.ClassDef)])
+    family = _common_start([n for n in used if isinstance(every[n], ast.ClassDef)])
     lines: Lines = Counter()
     for name in used:
         _drop_docstrings(every[name])
@@ -71,6 +70,15 @@ def _used(every: Mapping[str, ast.AST], start: str) -> set[str]:
             seen.add(name)
             stack += [n.id for n in ast.walk(every[name]) if isinstance(n, ast.Name)]
     return seen
+
+
+def _common_start(names: list[str]) -> str:
+    """The letters that all names begin with: the family's name in a model file."""
+    first, last = min(names, default=""), max(names, default="")
+    same = 0
+    while same < min(len(first), len(last)) and first[same] == last[same]:
+        same += 1
+    return first[:same]
 
 
 def _drop_docstrings(tree: ast.AST) -> None:
