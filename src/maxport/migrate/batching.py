@@ -212,6 +212,25 @@ def encoder_run(names: Names) -> str:
     return ENCODER_RUN.replace("INPUTS", names.inputs).replace("FIELDS", fields)
 
 
+def own_input_types(names: Names) -> bool:
+    """Whether V2's root declares its graph's inputs itself, without cache parameters."""
+    root = names.plan.root
+    source = names.plan.kinds.sources.module(root.module)
+    node = source.classes.get(root.name) if source else None
+    return any(
+        isinstance(item, ast.FunctionDef)
+        and item.name == "input_types"
+        and len(item.args.args) == 1
+        for item in (node.body if node else ())
+    )
+
+
+INPUT_TYPES = """
+    def _get_compile_input_types(self, model_config: Any) -> tuple[Any, ...]:
+        return self.input_types
+"""
+
+
 def encoder_imports(names: Names) -> dict[str, str]:
     """Import lines that `encoder_run` needs."""
     lines = (

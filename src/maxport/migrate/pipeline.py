@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from textwrap import indent
 
 from maxport.migrate.batching import (
+    INPUT_TYPES,
     LIB,
     Names,
     decoder_batching,
@@ -20,6 +21,7 @@ from maxport.migrate.batching import (
     encoder_imports,
     encoder_inputs,
     encoder_run,
+    own_input_types,
 )
 from maxport.migrate.closure import definition
 from maxport.migrate.codemods import ORDER
@@ -118,6 +120,7 @@ def _model(plan: Plan, names: Names, chain: Chain, made: Plumbing) -> str:
         body += "\n" + text + "\n"
         _imports_of(plan, member.source, member.node, imports, copied)
     construct = _construct(plan, chain, made, imports, copied)
+    declared = ""
     mixin = any("LogProbabilitiesMixin" in ast.unparse(b) for _, n in chain for b in n.bases)
     base = "ModuleV3PipelineModelWithKVCache" if names.cache else "ModuleV3PipelineModel"
     imports[base] = f"from {LIB} import {base}"
@@ -131,6 +134,9 @@ def _model(plan: Plan, names: Names, chain: Chain, made: Plumbing) -> str:
     text += "from __future__ import annotations\n\n"
     if not names.cache:
         body += encoder_run(names)
+        if own_input_types(names):  # V2's root knows better than its batch processor
+            declared = "        self.input_types = nn_model.input_types()\n"
+            body += INPUT_TYPES
         imports |= encoder_imports(names)
     text += "\n".join(dict.fromkeys(imports.values())) + "\n"
     text += "".join(f"\n{statement}\n" for statement in copied.values())
@@ -140,6 +146,7 @@ def _model(plan: Plan, names: Names, chain: Chain, made: Plumbing) -> str:
         "\n    def _instantiate_module(self, model_config: Any) -> Any:\n"
         f"{construct}"
         "        nn_model.to(self.devices[0])\n"
+        f"{declared}"
         "        return nn_model\n"
     )
     return text

@@ -53,10 +53,17 @@ class Plan:
 
     def relative(self, module: str, other: str) -> str:
         """How `module`'s file in the V3 package imports `other`'s: a relative module name."""
-        here, there = list(self.places[module][:-1]), list(self.places[other])
+        here, there = list(self.folder_of(module)), list(self.places[other])
         while here and there[:-1] and here[0] == there[0]:
             here, there = here[1:], there[1:]
         return "." * (len(here) + 1) + ".".join(there)
+
+    def folder_of(self, module: str) -> tuple[str, ...]:
+        """Folder of `module`'s file inside the V3 package, as path parts."""
+        place = self.places[module]
+        source = self.kinds.sources.module(module)
+        own = module not in self.closure.carried
+        return place if own and source is not None and source.is_package else place[:-1]
 
     def relative_from_top(self, module: str) -> str:
         """How a file at the top of the V3 package imports `module`'s file."""

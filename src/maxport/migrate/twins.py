@@ -89,6 +89,9 @@ def make_twin(class_name: str, folder: Path) -> Path:
     config = default_config(model_type_of(class_name))
     if class_name.endswith("ForCausalLM") or "ConditionalGeneration" in class_name:
         twin = twin_config(config)
+        if not hasattr(twin, "head_dim") and hasattr(twin, "num_attention_heads"):
+            # Published configs state it, transformers' defaults may not, and MAX reads it.
+            twin.head_dim = twin.hidden_size // twin.num_attention_heads
         twin.architectures = [class_name]
         return Path(save_twin(twin, folder))
     import transformers

@@ -85,7 +85,7 @@ class Imports(Codemod):
             return plan.relative(self.work.module, module)
         inside = module == plan.target.package or module.startswith(plan.target.package + ".")
         if inside and self.work.module in plan.places and not self.work.carried:
-            depth = len(plan.places[self.work.module])
+            depth = len(plan.folder_of(self.work.module)) + 1
             return "." * depth + module.removeprefix(plan.target.package).strip(".")
         return module
 

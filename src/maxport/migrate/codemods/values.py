@@ -14,11 +14,15 @@ class Values(Codemod):
     """Members and conversions of graph values, on Tensors."""
 
     NAME = "values"
-    TRIGGER = r"Tensor \| None|TensorValue|\.to\(|\.rebind|\.flatten|\.type\.|Tensor\.zeros"
+    TRIGGER = r"Tensor \| None|TensorValue|\.to\(|\.rebind|\.flatten|\.type\.|Tensor\.zeros|\.(tensor|buffer)\b"
 
     def visit_Module(self, node: cst.Module) -> None:
-        """Find parameters, which must not be asked for their truth."""
+        """Find parameters, which must not be asked for their truth, and loop variables."""
         self.parameters: set[str] = set()
+        self.loops = {
+            found.target.value  # type: ignore[attr-defined]
+            for found in m.findall(node, m.CompFor(target=m.Name()))
+        }
         pattern = m.Call(func=m.Attribute(value=m.Name("Tensor"), attr=m.Name("zeros")))
         for assign in m.findall(node, m.Assign()):
             assert isinstance(assign, cst.Assign)
@@ -84,7 +88,13 @@ class Values(Codemod):
     def leave_Attribute(
         self, original_node: cst.Attribute, updated_node: cst.Attribute
     ) -> cst.BaseExpression:
-        """`x.type.device` -> `x.device`."""
+        """`x.type.device` -> `x.device`; `results[0].tensor` -> `results[0]`."""
+        if original_node.attr.value in ("tensor", "buffer"):
+            value = original_node.value
+            if isinstance(value, cst.Subscript) or dotted(value) in self.loops:
+                self.note(original_node, "safe", f".{original_node.attr.value}: a Tensor is both")
+                return updated_node.value
+            return updated_node
         if original_node.attr.value in ("device", "dtype", "shape") and m.matches(
             original_node.value, m.Attribute(attr=m.Name("type"))
         ):

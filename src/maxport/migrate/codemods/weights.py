@@ -155,7 +155,7 @@ class Weights(Codemod):
         names, self.names = self.names, {}
         if not names or self.classes:
             return node
-        depth = len(self.work.plan.places.get(self.work.module, ("",)))
+        depth = len(self.work.plan.folder_of(self.work.module)) + 1
         self.work.need("." * depth + "named_parameters", "NamedParameters")
         self.work.need("typing", "ClassVar")
         self.work.plan.extras.add("named_parameters")
