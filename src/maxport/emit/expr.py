@@ -175,15 +175,17 @@ class Lifter:
                 yield from _some(self._combine(text, [a], lambda x, k=k: x // 2 - k))
 
     def _pairs(self, ints: Sequence[Expr]) -> Iterator[Expr]:
+        for a, b in itertools.combinations(sorted(ints, key=lambda e: e.text), 2):
+            yield from _some(self._combine(f"{a} * {b}", [a, b], lambda x, y: x * y))
         for a, b in itertools.permutations(ints, 2):
-            if a.text < b.text:
-                yield from _some(self._combine(f"{a} * {b}", [a, b], lambda x, y: x * y))
-                yield from _some(self._combine(f"{a} + {b}", [a, b], lambda x, y: x + y))
             yield from _some(self._combine(f"{a} // {b}", [a, b], _exact_quotient))
+            if a.text < b.text:
+                yield from _some(self._combine(f"{a} + {b}", [a, b], lambda x, y: x + y))
+            yield from _some(self._combine(f"{a} - {b}", [a, b], lambda x, y: x - y))
+        for a, b in itertools.permutations(ints, 2):
             for k in (1, 2):
                 text = f"({a} + {k}) * {b}"
                 yield from _some(self._combine(text, [a, b], lambda x, y, k=k: (x + k) * y))
-            yield from _some(self._combine(f"{a} - {b}", [a, b], lambda x, y: x - y))
 
     def _parts(self) -> Iterator[Expr]:
         floats = [e for e in self.varying if all(0 < v < 1 for v in e.values)]

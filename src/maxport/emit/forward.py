@@ -236,6 +236,9 @@ class Printer:
         self.named = {
             r for i in items if isinstance(i, Node) and i.op == "attend" for r in i.args[:3]
         }
+        for source in (s for i in items if isinstance(i, Loop) for s, _ in i.sliced.values()):
+            self.named.add(source)
+            self.hints.setdefault(source, "per_layer")
         for item in items:
             if isinstance(item, Loop):
                 self._loop(item)
@@ -356,6 +359,10 @@ class Printer:
             if position in state:
                 arguments.append(state[position])
                 continue
+            if position in loop.sliced:
+                source, axis = loop.sliced[position]
+                arguments.append(f"{self.value(source).text}[{':, ' * axis}index]")
+                continue
             refs = [c.inputs[position] for c in loop.calls]
             texts = {r: self.values[r].text for r in refs}
             for ref in refs[:1]:
@@ -374,11 +381,14 @@ class Printer:
         names = [state[p] for p in loop.carried]
         target = ", ".join(names)
         path = attribute_path(loop.name)
+        variables, over = "layer", f"self.{path}"
         if kinds:
             self.attribute("kinds", "kinds")
-            head = f"for layer, kind in zip(self.{path}, self.kinds, strict=True):"
-        else:
-            head = f"for layer in self.{path}:"
+            variables, over = "layer, kind", f"zip(self.{path}, self.kinds, strict=True)"
+        if loop.sliced:
+            variables = f"index, ({variables})" if kinds else f"index, {variables}"
+            over = f"enumerate({over})"
+        head = f"for {variables} in {over}:"
         self.body.lines += [head, f"    {target} = layer({', '.join(arguments)})"]
         for ref, name in zip(loop.calls[-1].outputs, names, strict=False):
             self.values[ref] = Text(name)
@@ -405,9 +415,13 @@ def _reads(item: Item) -> list[Ref]:
         return item.refs()
     if isinstance(item, Call):
         return list(item.inputs)
-    first = list(item.calls[0].inputs)
+    inputs = item.calls[0].inputs
+    first = [item.sliced[p][0] if p in item.sliced else r for p, r in enumerate(inputs)]
     others = [
-        c.inputs[p] for c in item.calls[1:] for p in range(len(first)) if p not in item.carried
+        c.inputs[p]
+        for c in item.calls[1:]
+        for p in range(len(first))
+        if p not in item.carried and p not in item.sliced
     ]
     return first + [r for r in dict.fromkeys(others) if r not in first]
 

@@ -371,14 +371,17 @@ class _Emitter:
             return _describe_attention(attends[0], ops, instance)
         if any(isinstance(i, Loop) for i in instance.items):
             return "Embedding, decoder layers and what lies between them and the head"
+        calls = [i.child for i in instance.items if isinstance(i, Call)]
+        if any(n.op == "attend" for child in calls for n in child.nodes()):
+            names = ", ".join(c.name for c in calls)
+            return f"Decoder layer: {names}" + ", with residual additions" * ("residual" in ops)
         if "gate" in ops and "activation" in ops:
             return "Gated MLP"
         if "activation" in ops:
             return "MLP"
-        if "residual" in ops:
-            names = [i.child.name for i in instance.items if isinstance(i, Call)]
-            return f"Decoder layer: {', '.join(names)}, with residual additions"
-        return "One part of a decoder layer"
+        if "embedding" in ops:
+            return "Embedding with a factor" if "multiplier" in ops else "Embedding"
+        return "One part of the model"
 
 
 def _describe_attention(node: Node, ops: set[str], instance: Instance) -> str:

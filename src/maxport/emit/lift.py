@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from maxport.emit.expr import FieldSource, Lifter
+from maxport.emit.expr import Expr, FieldSource, Lifter
 from maxport.emit.tables import Slopes, lift_rope, lift_slopes
 from maxport.errors import MaxportError
 from maxport.idioms.rotary import Rotation
-from maxport.ir import Const, Graph, Node, Param, walk_values
+from maxport.ir import Const, Graph, Node, Param, Ref, walk_values
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Lifted:
 @dataclass
 class _Zip:
     lifter: Lifter
-    shapes: Mapping[str, tuple[int, ...]]
+    further: Sequence[Mapping[str, tuple[int, ...]]]
     where: str = ""
 
     def values(self, items: tuple[Any, ...]) -> Any:
@@ -54,8 +55,11 @@ class _Zip:
             return lift_rope(self.lifter, items, self.where)
         if isinstance(first, Param | Const):
             shapes = [i.shape for i in items]
-            if isinstance(first, Param) and len(self.shapes.get(first.fqn, ())) == len(first.shape):
-                shapes.append(self.shapes[first.fqn])
+            name = first.fqn if isinstance(first, Param) else ""
+            for known in self.further:
+                if len(known.get(name, ())) != len(first.shape):
+                    break
+                shapes.append(known[name])
             shape = tuple(self.values(v) for v in zip(*shapes, strict=True))
             return replace(first, shape=shape)
         return first
@@ -67,15 +71,15 @@ class _Zip:
 def lift(
     graphs: Sequence[Graph],
     fields: Sequence[FieldSource],
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
 ) -> Lifted:
     """Lay the twins' ragged graphs over each other.
 
     Args:
         graphs: One graph per twin, of the same structure.
         fields: Every number of the configuration with its value in each twin, in the same order;
-            there may be one more twin here than graphs.
-        shapes: Shapes of the weights in that further twin, which confirm their expressions.
+            there may be more twins here than graphs.
+        shapes: Shapes of the weights in each further twin, which confirm their expressions.
 
     Raises:
         MaxportError: The structures differ, or a number cannot be tied to the configuration.
@@ -86,7 +90,7 @@ def lift(
             f"the model's structure depends on its size: {sorted(lengths)} operations",
             fix="report the model",
         )
-    zipper = _Zip(Lifter(fields), shapes or {})
+    zipper = _Zip(Lifter(fields), shapes)
     nodes: list[Node] = []
     for param in _params(graphs):
         zipper.values(param)
@@ -107,8 +111,36 @@ def lift(
                 shape=zipper.values(tuple(n.shape for n in group)),
             )
         )
+    _tie_depth(nodes, zipper.lifter)
     graph = Graph(nodes, graphs[0].output, graphs[0].traced)
     return Lifted(graph, list(fields), zipper.lifter)
+
+
+def _tie_depth(nodes: Sequence[Node], lifter: Lifter) -> None:
+    """Tie sizes that are the number of layers, which is the same in all traced twins, to it.
+
+    A reshape whose two sides only agree at the confirming twin's depth shows such a size.
+    """
+    depth = next((e for e in lifter.ints if e.fields == ("num_hidden_layers",)), None)
+    shapes = {n.name: n.shape for n in nodes}
+    for node in nodes if depth is not None else ():
+        value = node.args[0] if node.op == "reshape" else None
+        source = shapes.get(value.name) if isinstance(value, Ref) else None
+        if depth is None or not isinstance(source, tuple) or not isinstance(node.shape, tuple):
+            continue
+        if _rows(source) == _rows(node.shape):
+            continue
+        for axis, size in enumerate(node.shape):
+            tied = (*node.shape[:axis], depth, *node.shape[axis + 1 :])
+            if size == depth.values[0] and _rows(source) == _rows(tied):
+                node.shape = shapes[node.name] = tied
+                break
+
+
+def _rows(shape: tuple[Any, ...]) -> int:
+    """Elements per token at the last twin."""
+    sizes = [s.values[-1] if isinstance(s, Expr) else s for s in shape]
+    return math.prod(s for s in sizes if isinstance(s, int))
 
 
 def _params(graphs: Sequence[Graph]) -> list[tuple[Param, ...]]:

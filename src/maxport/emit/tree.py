@@ -33,11 +33,13 @@ class Loop:
         name: The list's attribute path.
         calls: One call per item.
         carried: Positions of the inputs that come from the item before.
+        sliced: For inputs that are the item's own slice of a value, that value and the axis.
     """
 
     name: str
     calls: list[Call]
     carried: list[int]
+    sliced: dict[int, tuple[Ref, int]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> list[Ref]:
@@ -359,12 +361,14 @@ def _input_rank(ref: Ref) -> int:
 
 def _loops(items: list[Item]) -> list[Item]:
     """Fold calls of `list.0`, `list.1`, ... into loops."""
+    slices = _own_slices(items)
+    items = [i for i in items if not (isinstance(i, Node) and Ref(i.name) in slices)]
     out: list[Item] = []
     run: list[Call] = []
 
     def flush() -> None:
         if len(run) > 1:
-            out.append(_loop(run))
+            out.append(_loop(run, slices))
         else:
             out.extend(run)
         run.clear()
@@ -383,11 +387,32 @@ def _loops(items: list[Item]) -> list[Item]:
     return out
 
 
-def _loop(calls: list[Call]) -> Loop:
+def _own_slices(items: list[Item]) -> dict[Ref, Node]:
+    """Slices `values[i]` that only item `i` of a list reads, as per-layer inputs are."""
+    readers: dict[Ref, list[Item]] = {}
+    for item in items:
+        for ref in item.refs() if isinstance(item, Node) else item.inputs:  # type: ignore[union-attr]
+            readers.setdefault(ref, []).append(item)
+    slices: dict[Ref, Node] = {}
+    for item in items:
+        if not isinstance(item, Node) or item.op != "select":
+            continue
+        users = readers.get(Ref(item.name), [])
+        only = users[0] if len(users) == 1 else None
+        if not isinstance(only, Call):
+            continue
+        if only.child.name.rpartition(".")[2] == str(item.attrs["index"]):
+            slices[Ref(item.name)] = item
+    return slices
+
+
+def _loop(calls: list[Call], slices: dict[Ref, Node]) -> Loop:
     name = calls[0].child.name.rpartition(".")[0]
     flowing: list[list[Ref]] = []
+    own: list[list[Ref]] = []
     for index, call in enumerate(calls):
-        values = [r for r in call.inputs if _input_rank(r) == 0]
+        own.append([r for r in call.inputs if r in slices])
+        values = [r for r in call.inputs if _input_rank(r) == 0 and r not in slices]
         before = calls[index - 1].outputs if index else values
         if set(values) - set(before) or len(values) != len(calls[0].outputs):
             raise MaxportError(
@@ -396,8 +421,17 @@ def _loop(calls: list[Call]) -> Loop:
                 fix="this model passes values around its layers; port it by hand",
             )
         flowing.append(values)
-    _same_arguments(calls, flowing)
-    return Loop(name, list(calls), list(range(len(flowing[0]))))
+    sources = {tuple((slices[r].args[0], slices[r].attrs["axis"]) for r in refs) for refs in own}
+    if len(sources) != 1:
+        raise MaxportError(
+            f"the layers of {name} read slices of different values",
+            where=calls[0].child.path,
+            fix="this model passes values around its layers; port it by hand",
+        )
+    _same_arguments(calls, [[*v, *o] for v, o in zip(flowing, own, strict=True)])
+    carried = len(flowing[0])
+    sliced = {carried + i: source for i, source in enumerate(sources.pop())}
+    return Loop(name, list(calls), list(range(carried)), sliced)
 
 
 def _same_arguments(calls: list[Call], flowing: list[list[Ref]]) -> None:

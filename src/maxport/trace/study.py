@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,14 +106,20 @@ def study(
         if not node.proof and node.op != "input":
             plain[node.op] = plain.get(node.op, 0) + 1
     third = twin_config(config, CONFIRMED, window=window, layers=layers)
-    shapes = {n: tuple(p.shape) for n, p in twin_model(third).state_dict().items()}
-    lifted = lift(graphs, field_sources([*configs, third]), shapes)
+    deeper = twin_config(config, CONFIRMED, window=window, layers=third.num_hidden_layers + 1)
+    # The deeper twin's layers may be of other kinds: only weights outside of them are compared.
+    outside = {n: s for n, s in _shapes(deeper).items() if not re.search(r"\.\d+\.", n)}
+    lifted = lift(graphs, field_sources([*configs, third, deeper]), [_shapes(third), outside])
     total = recognised.traced
     ignored = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or [])
     return Study(
         type(model), before, recognised, lifted, findings, total - sum(plain.values()), total,
         plain, class_origins(recognised), ignored, model.base_model_prefix,
     )  # fmt: skip
+
+
+def _shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(p.shape) for n, p in twin_model(config).state_dict().items()}
 
 
 def _layers(config: PreTrainedConfig) -> int | None:
