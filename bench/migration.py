@@ -134,7 +134,8 @@ def _proof(result: Any, registered: str) -> dict[str, Any]:
     return {
         "verdict": verdict,
         "why": why,
-        "max_diff": 0.0 if verdict == "equal" else None,
+        "engine": body["engine"],
+        "max_diff": (body["max_diff"] or 0.0) if verdict == "equal" else None,
         "modes": [m["mode"] for m in body["modes"]],
         "parameters": body["modes"][0]["parameters"] if body["modes"] else None,
         "package": body["package"],

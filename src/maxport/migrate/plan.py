@@ -243,8 +243,8 @@ def _own_modules(
     graph = {module for module in own if _has_graph_code(kinds, target.sources.module(module))}
     reached: list[str] = []
     queue = [root.module]
-    for source, node in extra:
-        named = (kinds.sources.resolve(source.name, name) for name, _ in uses(source, node))
+    for user, node in extra:
+        named = (kinds.sources.resolve(user.name, name) for name, _ in uses(user, node))
         queue += [at.module for at in named if at.module in own and kinds.of(at) == "layer"]
     while queue:
         module = queue.pop()

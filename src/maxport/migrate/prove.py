@@ -39,7 +39,7 @@ class Proof:
 
     Attributes:
         verdict: `equal`, `differs` or `error`.
-        engine: `graph-hash`.
+        engine: `graph-hash`, or `evaluate` where the graphs hash differently and compute the same.
         architecture: Registered class the twin was made for.
         modes: One entry per ReturnLogits mode.
         max_diff: Largest difference of logits, where the graphs were evaluated.
@@ -144,6 +144,8 @@ def _prove_root(proof: Proof, case: _Case) -> None:
         cls = getattr(importlib.import_module(module), plan.root.name)
         proof.modes = [_compare(cls, call, mode) for mode in lanes.modes_of(call)]
     _judge(proof)
+    if proof.verdict == "differs" and all(mode.parameters_equal for mode in proof.modes):
+        _prove_by_evaluation(proof, case)
 
 
 def _recorded(case: _Case) -> tuple[Any, str]:
@@ -197,7 +199,7 @@ def _prove_package(proof: Proof, case: _Case) -> None:
     else:
         proof.package = "differs: " + "; ".join(found[:3])
         if not missing and old.kv_params is not None:
-            _prove_by_evaluation(proof, old, new)
+            _package_by_evaluation(proof, old, new)
     if not proof.modes:
         one, two = (graphhash.hash_graph(graphhash.graph_text(g.graph)) for g in (old, new))
         same = one.weights == two.weights
@@ -209,13 +211,27 @@ def _prove_package(proof: Proof, case: _Case) -> None:
         _judge(proof)
 
 
+def _package_by_evaluation(proof: Proof, old: Any, new: Any) -> None:
+    """The same for the package alone, in the one mode it was built in."""
+    try:
+        worst, largest = _difference(old, new)
+    except Exception as error:
+        proof.package += f"; not evaluated: {_short(error)}"
+        return
+    if worst <= 1e-5 * max(largest, 1.0):
+        proof.max_diff = worst
+        proof.package = f"equal by evaluation, outputs differ by {worst:.2g} at most"
+
+
 def _short(error: Exception) -> str:
     if isinstance(error, MaxportError):
         return error.what[:300]
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _both(proof: Proof, case: _Case, device: str, encoding: str) -> tuple[Any, Any]:
+def _both(
+    proof: Proof, case: _Case, device: str, encoding: str, mode: str = "all"
+) -> tuple[Any, Any]:
     """V2's graph and the package's, through both pipeline models."""
     from contextlib import nullcontext
 
@@ -223,7 +239,7 @@ def _both(proof: Proof, case: _Case, device: str, encoding: str) -> tuple[Any, A
     from maxport.engine.build import build_native, build_port
 
     twin = case.twin
-    same: dict[str, Any] = {"return_logits": "all", "device": device, "max_length": 128}
+    same: dict[str, Any] = {"return_logits": mode, "device": device, "max_length": 128}
     same["encoding"] = encoding
     if encoding == "bfloat16":
         twin = in_bfloat16(case.twin)
@@ -233,34 +249,52 @@ def _both(proof: Proof, case: _Case, device: str, encoding: str) -> tuple[Any, A
         return old, build_port(case.package, twin, **same)
 
 
-def _prove_by_evaluation(proof: Proof, old: Any, new: Any) -> None:
-    """Let the package's graph count as equal if it computes the same logits."""
-    try:
-        if _evaluated(proof, old, new):
-            text = f"equal by evaluation, logits differ by {proof.max_diff:.2g} at most"
-            proof.package = text
-    except Exception as error:
-        proof.package += f"; not evaluated: {_short(error)}"
+def _prove_by_evaluation(proof: Proof, case: _Case) -> None:
+    """Let graphs that hash differently count as equal if they compute the same.
 
-
-def _evaluated(proof: Proof, old: Any, new: Any) -> bool:
-    """Run both graphs on a ragged batch, prefill and decode, and compare the logits.
-
-    Both see the same weights and tokens, so only the order of float32 operations may differ: up to
-    1e-5 of the largest logit.
+    Both packages are built in every ReturnLogits mode and run on the same weights and tokens:
+    a ragged prefill, a second chunk and a decode step through the cache. Only the order of float32
+    operations may differ: up to 1e-5 of the largest value.
     """
+    worst = 0.0
+    for mode in ("last", "variable", "all"):
+        try:
+            old, new = _both(proof, case, case.device, "float32", mode)
+        except Exception:
+            old, new = _both(proof, case, "gpu", "bfloat16", mode)
+            proof.package_device = "gpu"
+        difference, largest = _difference(old, new)
+        worst = max(worst, difference)
+        if not difference <= 1e-5 * max(largest, 1.0):
+            proof.why += f"; evaluated in mode {mode}, outputs differ by {difference:.2g}"
+            return
+    proof.verdict, proof.engine, proof.max_diff, proof.why = "equal", "evaluate", worst, ""
+    proof.package = f"equal by evaluation, outputs differ by {worst:.2g} at most"
+
+
+_STEPS: list[dict[int, list[int]]] = [
+    {0: [3, 5, 7, 11, 13], 1: [2, 4]},
+    {0: [19, 23], 1: [8, 9, 10]},
+    {0: [17], 1: [6]},
+]
+
+
+def _difference(old: Any, new: Any) -> tuple[float, float]:
+    """Largest difference between two graphs' outputs over the steps, and the largest value."""
     from maxport.engine.runner import EvaluatedRunner
 
     one, two = EvaluatedRunner(old), EvaluatedRunner(new)
-    steps: list[dict[int, list[int]]] = [{0: [3, 5, 7, 11, 13], 1: [2, 4]}, {0: [17], 1: [6]}]
     worst, largest = 0.0, 0.0
-    for batch in steps:
-        left, right = one.step(batch), two.step(batch)
-        for key in batch:
-            worst = max(worst, float(abs(left[key] - right[key]).max()))
-            largest = max(largest, float(abs(left[key]).max()))
-    proof.max_diff = worst
-    return worst <= 1e-5 * max(largest, 1.0)
+    for batch in _STEPS:
+        left, right = one.outputs(batch).named, two.outputs(batch).named
+        if left.keys() != right.keys():
+            return float("inf"), largest
+        for key, value in left.items():
+            if value.shape != right[key].shape:
+                return float("inf"), largest
+            worst = max(worst, float(abs(value - right[key]).max()))
+            largest = max(largest, float(abs(value).max()))
+    return worst, largest
 
 
 def _judge(proof: Proof) -> None:

@@ -92,7 +92,6 @@ class FileWork:
 class Codemod(cst.CSTTransformer):  # type: ignore[misc]
     """Base of the transformers: holds the file, notes changes with V2 line numbers."""
 
-    METADATA_DEPENDENCIES = (metadata.PositionProvider,)
     NAME = "codemod"
     # Text without this pattern needs no visit; empty means always.
     TRIGGER = ""
@@ -100,26 +99,44 @@ class Codemod(cst.CSTTransformer):  # type: ignore[misc]
     def __init__(self, work: FileWork) -> None:
         super().__init__()
         self.work = work
-        self._lines = line_map(work.original, work.text)
+        self.noted: list[tuple[cst.CSTNode | int, Level, str]] = []
 
     def note(self, node: cst.CSTNode, level: Level, what: str) -> None:
         """Record a rewrite of `node`, which must be a node of the tree being visited."""
-        position = self.get_metadata(metadata.PositionProvider, node, None)
-        line = position.start.line if position is not None else 1
-        self.add(self._lines.get(line, line), level, what)
+        self.noted.append((node, level, what))
 
     def add(self, line: int, level: Level, what: str) -> None:
         """Record a rewrite at a known V2 line."""
-        self.work.changes.append(Change(self.work.shown, line, self.NAME, level, what))
+        self.noted.append((line, level, what))
+
+    def settle(self, tree: cst.Module) -> None:
+        """Hand what was noted to the file, with lines instead of nodes."""
+        if not self.noted:
+            return
+        lines = line_map(self.work.original, self.work.text)
+        positions = _Positions()
+        positions._gen_impl(tree)  # alone: resolving through a MetadataWrapper costs three times it
+        for at, level, what in self.noted:
+            line = at if isinstance(at, int) else 1
+            found = None if isinstance(at, int) else positions._computed.get(at)
+            if found is not None:
+                line = lines.get(found.start.line, found.start.line)
+            self.work.changes.append(Change(self.work.shown, line, self.NAME, level, what))
+
+
+class _Positions(metadata.PositionProvider):  # type: ignore[misc]
+    """Where each node of one tree begins and ends, computed only when something was noted."""
 
 
 def apply(codemod: type[Codemod], work: FileWork) -> None:
     """Run one codemod over a file in place."""
     if codemod.TRIGGER and not re.search(codemod.TRIGGER, work.text):
         return
-    # A freshly parsed tree holds every node once, so the copy the wrapper makes can be skipped.
-    wrapper = metadata.MetadataWrapper(cst.parse_module(work.text), unsafe_skip_copy=True)
-    work.text = wrapper.visit(codemod(work)).code
+    tree = cst.parse_module(work.text)  # a parsed tree holds every node once
+    made = codemod(work)
+    result = tree.visit(made)
+    made.settle(tree)
+    work.text = result.code
 
 
 def line_map(original: str, text: str) -> dict[int, int]:

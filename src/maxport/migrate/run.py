@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from maxport.errors import MaxportError
 from maxport.migrate.classify import classify
 from maxport.migrate.package import Migrated, migrate_graph
@@ -25,6 +27,13 @@ def migrate(target: Target) -> Migrated | None:
             where=str(target.path),
             fix="give a folder or file with max.nn layers; see `maxport classify`",
         )
-    result = migrate_graph(make_plan(target))
+    plan = make_plan(target)
+    collecting = gc.isenabled()
+    gc.disable()  # syntax trees are many small objects and hold no cycles worth looking for
+    try:
+        result = migrate_graph(plan)
+    finally:
+        if collecting:
+            gc.enable()
     result.files = tidy(result.files, result.generated)
     return result

@@ -30,6 +30,10 @@ class Surface(Codemod):
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
         """Note whether we are inside a V2 layer."""
+        if not self.stack:
+            assigns = m.findall(node, m.Assign() | m.AnnAssign())
+            targets = (dotted(_target(found)) for found in assigns)
+            self.stored = {t.removeprefix("self.") for t in targets} & RESERVED
         self.stack.append(self.work.is_layer(node.name.value) if len(self.stack) == 0 else False)
 
     def leave_ClassDef(
@@ -118,14 +122,9 @@ class Surface(Codemod):
         if inside and mine and name == "device":
             self.note(original_node, "safe", "self.device becomes device_ref: V3 reserves device")
             return updated_node.with_changes(attr=cst.Name("device_ref"))
-        if inside and mine and name in RESERVED and self._stored(original_node):
+        if inside and mine and name in self.stored:
             self.note(original_node, "manual", f"V3's Module reserves {name}; rename the attribute")
         return updated_node
-
-    def _stored(self, node: cst.Attribute) -> bool:
-        from libcst import metadata
-
-        return self.get_metadata(metadata.ExpressionContextProvider, node, None) is not None
 
     def leave_AnnAssign(
         self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign
@@ -185,6 +184,12 @@ class _ToTensor(cst.CSTTransformer):  # type: ignore[misc]
     ) -> cst.BaseExpression:
         same = updated_node.left.deep_equals(updated_node.right)
         return updated_node.left if same else updated_node
+
+
+def _target(node: cst.CSTNode) -> cst.BaseExpression | None:
+    if isinstance(node, cst.Assign):
+        return node.targets[0].target
+    return node.target if isinstance(node, cst.AnnAssign) else None
 
 
 def _functions(node: cst.ClassDef) -> Sequence[cst.FunctionDef]:

@@ -14,7 +14,10 @@ class Values(Codemod):
     """Members and conversions of graph values, on Tensors."""
 
     NAME = "values"
-    TRIGGER = r"Tensor \| None|TensorValue|\.to\(|\.rebind|\.flatten|\.type\.|Tensor\.zeros|\.(tensor|buffer)\b"
+    TRIGGER = (
+        r"Tensor \| None|TensorValue|\.to\(|\.rebind|\.flatten|\.type\.|Tensor\.zeros"
+        r"|\.(tensor|buffer)\b"
+    )
 
     def visit_Module(self, node: cst.Module) -> None:
         """Find parameters, which must not be asked for their truth, and loop variables."""
