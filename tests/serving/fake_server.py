@@ -67,6 +67,8 @@ class Faults:
     logprobs: bool = True
     ids: bool = True
     usage: bool = True
+    ends_after: int = 1000
+    asked_to_go_on: bool = False  # set by a request that says ignore_eos
     status: int = 200
     raw: bytes = b""
 
@@ -119,7 +121,8 @@ def server(faults: Faults, tokenizer: Any = None) -> Iterator[str]:
 
 def answer(faults: Faults, tokenizer: Any, ids: list[int], body: dict[str, Any]) -> dict[str, Any]:
     known, top, chosen = list(ids), [], []
-    for _ in range(body["max_tokens"]):
+    faults.asked_to_go_on |= bool(body.get("ignore_eos"))
+    for _ in range(min(body["max_tokens"], faults.ends_after)):
         row = faults.model.logits(known)[-1].astype(np.float64)
         row = row - row.max() - np.log(np.exp(row - row.max()).sum())
         token = faults.choose(row)

@@ -109,9 +109,24 @@ def test_collapse_into_one_token() -> None:
             logits[:, 7] += 1000
             return logits
 
-    checks = compare(Faults(model=Stuck()))
+    checks = compare(Faults(model=Stuck()), Model().logits, Stuck().logits)
     assert checks["collapse"].verdict == "differs"
+    assert named(checks) == {"pipeline"}, "what the other checks found explains the collapse"
     assert distinct_share("a b c d e f g h i j") == 1.0 and distinct_share("x " * 40) < 0.1
+
+
+def test_an_early_end_is_said() -> None:
+    class Short(Tokenizer):
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+            return super().decode(ids[:4], skip_special_tokens)
+
+    faults = Faults(ends_after=4)
+    with server(faults, Short()) as url:
+        checks = Comparison(
+            Server(url), Model(), Short(), lambda i, x: 1e-3, texts=TEXTS, lengths=(1, 16)
+        ).run()
+    assert {c.name: c.detail for c in checks}["greedy 16"].endswith("ends after 4 tokens")
+    assert faults.asked_to_go_on
 
 
 def test_near_ties_may_go_either_way() -> None:

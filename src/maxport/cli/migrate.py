@@ -38,6 +38,7 @@ def command(
     the original; that of an installed architecture into -o or the current folder. Exit code 1: with
     --check, when there is something to migrate; with --prove, when the graphs are not proven equal.
     """
+    from maxport.cli._paths import as_given
     from maxport.migrate import report
     from maxport.migrate.run import migrate
     from maxport.migrate.target import open_target
@@ -69,7 +70,9 @@ def command(
     else:
         click.echo(report.to_text(result, show_diff=show_diff, verbose=verbose))
         if place is not None:
-            click.echo(f"written to {place}; {target.path} is unchanged")
+            given = None if target.installed else Path(path)
+            original, written = as_given(target.path, given), as_given(place, output or given)
+            click.echo(f"written to {written}; {original} is unchanged")
         if proving:
             click.echo(f"proof: {body['proof']['summary']}")
     if check or (proving and body["proof"]["verdict"] != "equal"):

@@ -70,11 +70,17 @@ class Server:
         return self.model
 
     def complete(
-        self, prompt: str | list[int], max_tokens: int, *, logprobs: int = 0
+        self,
+        prompt: str | list[int],
+        max_tokens: int,
+        *,
+        logprobs: int = 0,
+        to_the_end: bool = False,
     ) -> Completion:
         """Greedy continuation of a text or of token ids.
 
-        Log probabilities are left out, now and later, once the server has refused them.
+        Log probabilities are left out, now and later, once the server has refused them. With
+        `to_the_end` MAX goes on to `max_tokens` where the model would have ended its text.
 
         Raises:
             MaxportError: The server refuses the request or does not answer in time.
@@ -85,6 +91,8 @@ class Server:
             "max_tokens": max_tokens,
             "temperature": 0,
         }
+        if to_the_end:
+            body["ignore_eos"] = True
         if logprobs and self.gives_logprobs:
             try:
                 return _completion(

@@ -28,6 +28,10 @@ LENGTHS = (1, 16, 64, 256)
 #: Share of distinct 4-word runs below which a text counts as collapsed.
 COLLAPSE = 0.2
 TOP = 5
+#: At fault where nothing tells them apart.
+ANY = "graph, pipeline or server"
+#: The reference's most likely tokens among which the server's are looked for.
+RANKS = 50
 
 
 @dataclass(frozen=True)
@@ -178,11 +182,12 @@ class Comparison:
             values = sorted(answer.top[0].values(), reverse=True)
             gaps = [abs(v - float(expected[i])) for v, i in zip(values, ranked, strict=False)]
             return max(gaps), gaps[0] < 1e-2
-        texts = {self.tokenizer.decode([int(i)]): float(expected[i]) for i in ranked[:50][::-1]}
+        texts = {self.tokenizer.decode([int(i)]): float(expected[i]) for i in ranked[:RANKS][::-1]}
         top = answer.top[0]
-        gap = max(abs(value - texts.get(token, float("-inf"))) for token, value in top.items())
+        least = min(texts.values())  # a token further down has at most this: a gap is at least so
+        gap = max(abs(value - texts.get(token, least)) for token, value in top.items())
         best = max(top, key=lambda token: top[token])
-        return min(gap, 1e9), best == self.tokenizer.decode([int(ranked[0])])
+        return gap, best == self.tokenizer.decode([int(ranked[0])])
 
     def _graph_fault(self, ids: Sequence[int], logits: np.ndarray) -> str:
         """Whether the graph itself is wrong, its pipeline, or only what the server does."""
@@ -196,7 +201,7 @@ class Comparison:
             if float(np.abs(self.pipeline(ids)[-1] - logits[-1]).max()) <= allowed:
                 return "server"
             return "graph or pipeline" if self.direct is None else "pipeline"
-        return "graph, pipeline or server" if self.direct is None else "pipeline or server"
+        return ANY if self.direct is None else "pipeline or server"
 
     def continuations(self, *, by_text: bool = True) -> list[Check]:
         """Greedy text at every length, what the sampler chose, and whether text collapses."""
@@ -205,7 +210,7 @@ class Comparison:
         ids = self.ids(self.texts[0])
         expected = self.reference.greedy(ids, longest)[len(ids) :]
         self.say(f"{longest} tokens, server")
-        answer = self.server.complete(self.texts[0], longest, logprobs=TOP)
+        answer = self.server.complete(self.texts[0], longest, logprobs=TOP, to_the_end=True)
         checks = [sampler(answer)]
         chose_otherwise = checks[0].verdict == "differs"
         if not by_text:
@@ -213,7 +218,8 @@ class Comparison:
             return [*checks, *(Check(f"greedy {n}", "not run", why) for n in self.lengths)]
         for length in self.lengths:
             checks.append(self._greedy(length, expected, answer, ids, chose_otherwise))
-        checks.append(collapse(answer.text, self.tokenizer.decode(expected)))
+        fault = next((check.fault for check in checks if check.fault), ANY)
+        checks.append(collapse(answer.text, self.tokenizer.decode(expected), fault))
         return checks
 
     def _greedy(
@@ -230,7 +236,9 @@ class Comparison:
         if found.strip().startswith(wanted.strip()) or wanted.strip().startswith(
             found.strip() or "\0"
         ):
-            return Check(name, "equal", "same text")
+            made = len(answer.chosen)
+            early = f"; the server ends after {made} tokens" if 0 < made < length else ""
+            return Check(name, "equal", f"same text{early}")
         at = self._first_difference(found, expected)
         detail = f"leaves the reference's text at token {at + 1}"
         if chose_otherwise:
@@ -286,10 +294,10 @@ def distinct_share(text: str, run: int = 4) -> float:
     return len(set(runs)) / len(runs) if runs else 1.0
 
 
-def collapse(found: str, expected: str) -> Check:
-    """Whether the server's text repeats itself and the reference's does not."""
+def collapse(found: str, expected: str, fault: str) -> Check:
+    """Whether the server's text repeats itself and the reference's does not; `fault` if so."""
     ours, theirs = distinct_share(found), distinct_share(expected)
     detail = f"{ours:.0%} distinct runs, the reference {theirs:.0%}"
     if ours < COLLAPSE <= theirs:
-        return Check("collapse", "differs", detail, "graph, pipeline or server")
+        return Check("collapse", "differs", detail, fault)
     return Check("collapse", "equal", detail)

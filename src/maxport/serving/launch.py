@@ -42,23 +42,26 @@ def serve_command(
                 where=str(port_dir),
                 fix="pass the folder that holds arch.py, not the one above it",
             )
-        command += ["--custom-architectures", str(port_dir.resolve())]
+        # MAX splits the path at its last slash, so `.` and `..` have to be written out.
+        named = port_dir if port_dir.name not in ("", "..") else port_dir.resolve()
+        command += ["--custom-architectures", str(named)]
         if registered_name(port_dir).endswith(SUFFIX) and "--prefer-module-v3" not in extra:
             command.append("--prefer-module-v3")
     return [*command, *extra]
 
 
 def max_executable() -> str:
-    """Path of the `max` command, beside this Python or on the PATH.
+    """The `max` command: `max` where the PATH leads to it, else its path beside this Python.
 
     Raises:
         MaxportError: It is not installed.
     """
-    beside = Path(sys.executable).with_name("max")
-    found = str(beside) if beside.is_file() else shutil.which("max")
-    if not found:
-        raise MaxportError("the max command is not installed", fix='pip install "max[serve]"')
-    return found
+    beside, known = Path(sys.executable).with_name("max"), shutil.which("max")
+    if known and (not beside.is_file() or Path(known).samefile(beside)):
+        return "max"
+    if beside.is_file():
+        return str(beside)
+    raise MaxportError("the max command is not installed", fix='pip install "max[serve]"')
 
 
 def registered_name(port_dir: Path) -> str:
