@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from maxport.plan.compare import compare, describe
 from maxport.plan.donors import SHIPPED, donor_print, donors, measure, rank, versions
 from maxport.plan.fingerprint import Fingerprint, Kind, fingerprint, from_json, to_json
 from maxport.plan.slots import Token
+from maxport.plan.source import source_lines
 
 transformers.logging.set_verbosity_error()
 
@@ -41,7 +44,7 @@ def test_an_extra_norm_is_one_delta_that_says_where_and_what() -> None:
     assert len(found.deltas) == 1
     delta = found.deltas[0]
     assert delta.component == "query" and delta.donor == "nothing"
-    assert delta.change == "add RMSNorm (weight, weight + 1)"
+    assert delta.change == "add RMSNorm (weight, weight + 1) after the projection"
     assert delta.reference == "Norm modeling_b.py:9"
 
 
@@ -151,16 +154,56 @@ def test_a_class_that_max_has_ranks_first_and_without_it_its_family(llama: Finge
     assert all(r.donor.arch.lane == "v2" for r in rank(llama, lane="v2"))
     without = rank(llama, without=["LlamaForCausalLM"])
     assert without[0].donor.arch.class_name != "LlamaForCausalLM"
-    distances = [r.comparison.distance for r in without]
-    assert distances == sorted(distances)
+    order = [(r.comparison.distance > 0, r.score) for r in without]
+    assert order == sorted(order)
 
 
-def test_a_renamed_model_ranks_the_same(llama: Fingerprint) -> None:
+def test_a_renamed_model_ranks_the_same(llama: Fingerprint, tmp_path: Path) -> None:
     """Names decide nothing: only the tie-break on weight names may see them."""
-    renamed = Fingerprint("Strange", llama.kinds, llama.outer, ("a.*.b",))
-    before = [(r.donor.arch.class_name, r.comparison.distance) for r in rank(llama)]
-    after = [(r.donor.arch.class_name, r.comparison.distance) for r in rank(renamed)]
+    text = (Path(transformers.__file__).parent / llama.file).read_text("utf-8")
+    copy = tmp_path / "modeling_strange.py"
+    copy.write_text(text.replace("Llama", "Strange"))
+    names = {"model": "StrangeForCausalLM", "file": str(copy), "weights": ("a.*.b",)}
+    renamed = dataclasses.replace(llama, **names)
+    before = [(r.donor.arch.class_name, r.score) for r in rank(llama)]
+    after = [(r.donor.arch.class_name, r.score) for r in rank(renamed)]
     assert sorted(before) == sorted(after)
+
+
+def test_the_source_decides_between_structures_that_are_as_near(llama: Fingerprint) -> None:
+    unread = dataclasses.replace(llama, file="nowhere.py")
+    assert {r.likeness for r in rank(unread)} == {None}
+    alike = {r.donor.arch.class_name: r.likeness for r in rank(llama)}
+    assert alike["LlamaForCausalLM"] == 1.0
+    assert alike["MistralForCausalLM"] > alike["DeepseekV3ForCausalLM"] > 0
+
+
+def test_source_lines_leave_out_names_docstrings_and_what_is_not_used(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(
+        'class FooNorm:\n    """Foo."""\n    eps = 1\n\nclass FooOther:\n    x = 2\n\n'
+        "class FooForCausalLM:\n    # a comment\n    norm = FooNorm\n"
+    )
+    found = source_lines(str(file), "FooForCausalLM")
+    assert set(found) == {"class *Norm:", "eps = 1", "class *ForCausalLM:", "norm = *Norm"}
+    assert source_lines(str(file), "Absent") == source_lines("nowhere", "X") == {}
+
+
+def test_a_norm_shared_by_two_branches_and_a_parallel_residual() -> None:
+    found = {d.component: d.change for d in compare(traced("cohere"), traced("llama")).deltas}
+    assert "by the same norm as another branch" in found["mlp norm before"]
+    assert found["mlp wiring"] == (
+        "residual branch: reads: sum 1 -> the layer's input; adds to: sum 1 -> the layer's input"
+    )
+    assert found["attention query"].endswith("in float32: no -> yes")
+
+
+def test_frequencies_that_differ_by_kind_and_formulas_of_one_module() -> None:
+    gemma = {d.change for d in compare(traced("gemma2"), traced("gemma3_text")).deltas}
+    assert "rotary embedding: frequencies by kind of layer: yes -> no" in gemma
+    xielu = [d for d in compare(traced("apertus"), traced("llama")).deltas if "form" in d.change]
+    assert len(xielu) == 1 and "XIELUActivation" in xielu[0].reference
+    assert "expm1" in xielu[0].change and "after the" in xielu[0].change
 
 
 def test_donors_are_decoders_that_transformers_has() -> None:

@@ -50,8 +50,8 @@ def test_a_plan_names_donor_deltas_and_source_lines(smollm3: Path) -> None:
     jsonschema.validate(plan, json.loads(schema.read_text()))
     assert plan["architecture"] == plan["traced"] == "SmolLM3ForCausalLM"
     assert plan["native"] == []
-    distances = [row["distance"] for row in plan["donors"]]
-    assert plan["donor"] == plan["donors"][0] and distances == sorted(distances)
+    scores = [row["score"] for row in plan["donors"]]
+    assert plan["donor"] == plan["donors"][0] and scores == sorted(scores)
     # SmolLM3 is Llama with every fourth layer's rotary embedding left out.
     changes = {d["component"]: d for d in plan["deltas"]}
     removed = changes["attention query"]

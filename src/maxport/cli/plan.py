@@ -48,7 +48,8 @@ def command(
     """Plan a port of MODEL, a folder, GGUF file or Hub id. No weight is read.
 
     A small twin of the model is traced and compared with the Hugging Face class of every donor in
-    MAX, traced the same way; the donor with the smallest edit script comes first.
+    MAX, traced the same way. A donor's score is the size of the edit script between the two
+    (distance), in linear layers to write, plus what its reference source shares too little.
     """
     from rich.console import Console
 
@@ -82,10 +83,13 @@ def _print(plan: Plan, console: Console) -> None:
     from rich.table import Table
 
     console.print(plan.paragraph, soft_wrap=True, highlight=False)
-    donors = Table("donor", "lane", "distance", "shared", "deltas", title="Nearest donors")
+    columns = ("score", "distance", "shared", "source", "deltas")
+    donors = Table("donor", "lane", *columns, title="Nearest donors")
     for ranked in plan.ranking[:5]:
         found, arch = ranked.comparison, ranked.donor.arch
-        row = (f"{found.distance:g}", f"{found.shared:.0%}", str(len(found.deltas)))
+        source = "unknown" if ranked.likeness is None else f"{ranked.likeness:.0%}"
+        near = (f"{ranked.score:g}", f"{found.distance:g}", f"{found.shared:.0%}", source)
+        row = (*near, str(len(found.deltas)))
         donors.add_row(arch.slug, arch.lane, *row)
     console.print(donors)
     deltas = Table("component", "Hugging Face", "donor", "change", title="Deltas")

@@ -116,6 +116,8 @@ def _read(
         plan = make_plan(checkpoint, devices, trust_remote_code=trust_remote_code, progress=say)
     except MaxportError as error:
         why = error.what  # a port needs no donor; what stops a port too is said by porting
+    except Exception as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return Job(checkpoint, revision, trust_remote_code, name, plan, why)
 
 

@@ -145,7 +145,8 @@ class _Change:
             component=self.slot,
             reference=self.new.place if self.new else "",
             model=describe(self.new),
-            donor=" ".join(filter(None, [describe(self.old), self.old and _in(self.old.place)])),
+            donor=describe(self.old)
+            + (f" [{self.old.place}]" if self.old and self.old.place else ""),
             change=advice if times == 1 else f"{advice} ({times} times)",
             kinds=() if all_kinds else tuple(self.times),
             cost=round(times * _change_cost(self.old, self.new), 3),
@@ -187,10 +188,6 @@ def _edits(model: Kind, donor: Kind) -> list[Edit]:
             if new is not None:
                 before = f" after the {_WORDS.get(new.op, new.op)}"
     return found
-
-
-def _in(place: str) -> str:
-    return f"[{place}]" if place else ""
 
 
 def _script(old: Sequence[Token], new: Sequence[Token]) -> list[tuple[Token | None, Token | None]]:

@@ -26,6 +26,16 @@ _CONTEXT = 8192
 #: Bytes per parameter that a float32 reference and a port need together.
 _JUDGED_BYTES = 10
 _SHOWN = 5
+_DONOR_COLUMNS = [
+    "architecture",
+    "slug",
+    "lane",
+    "score",
+    "distance",
+    "shared",
+    "source_shared",
+    "deltas",
+]
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,9 @@ def _donor_row(ranked: Ranked) -> dict[str, Any]:
         "architecture": arch.name,
         "slug": arch.slug,
         "lane": arch.lane,
+        "score": ranked.score,
         "distance": found.distance,
+        "source_shared": ranked.likeness,
         "shared": found.shared,
         "weight_names_shared": found.names,
         "deltas": len(found.deltas),
@@ -347,9 +359,10 @@ def markdown(plan: Plan) -> str:
     """The plan as a Markdown page: paragraph, donors, deltas, config map, weight names."""
     from maxport.emit.portdoc import table
 
+    shares = ("shared", "source_shared")
     donors = [
-        {k: (f"{v:.0%}" if k == "shared" else str(v)) for k, v in _donor_row(r).items()}
-        for r in plan.ranking[:_SHOWN]
+        {k: (f"{v:.0%}" if k in shares and v is not None else str(v)) for k, v in row.items()}
+        for row in map(_donor_row, plan.ranking[:_SHOWN])
     ]
     deltas = [
         {**asdict(d), "kinds": ", ".join(d.kinds) or "all", "cost": str(d.cost)}
@@ -364,7 +377,7 @@ def markdown(plan: Plan) -> str:
         for row in plan.config
     ]
     parts = [f"# Plan: {plan.opened.architecture}", plan.paragraph, "## Donors"]
-    parts.append(table(["architecture", "slug", "lane", "distance", "shared", "deltas"], donors))
+    parts.append(table(_DONOR_COLUMNS, donors))
     columns = ["component", "reference", "model", "donor", "change", "kinds", "cost"]
     parts += ["## Deltas", table(columns, deltas) if deltas else "None."]
     parts += ["## Configuration", table(["key", "value", "donor reads it as"], config)]
