@@ -173,6 +173,14 @@ CASES = (
         modes="last",
     ),
     Case(
+        "more_rows_than_vocab_size",
+        "weights",
+        "model.embed_tokens.weight [512, 64] for [500, 64]",
+        "config sizes",
+        more={"model.embed_tokens.weight": (512, 64), "lm_head.weight": (512, 64)},
+        modes="last",
+    ),
+    Case(
         "not_transposed",
         "weights",
         "model.layers.0.mlp.down_proj.weight [80, 64] for [64, 80]",

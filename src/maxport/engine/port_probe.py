@@ -91,7 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def import_as_max_does(port: Path) -> dict[str, Any]:
     """Register the port through MAX's own import; names and file of what was imported."""
-    from max.pipelines.lib.arch_lookup import ARCH_LOOKUP
+    with without_scikit_learn():
+        from max.pipelines.lib.arch_lookup import ARCH_LOOKUP
 
     sys.dont_write_bytecode = True
     before = sorted({*ARCH_LOOKUP.architectures, *ARCH_LOOKUP._lazy_architectures})
@@ -102,6 +103,19 @@ def import_as_max_does(port: Path) -> dict[str, Any]:
         "names": [str(arch.name) for arch in module.ARCHITECTURES],
         "native": before,
     }
+
+
+@contextmanager
+def without_scikit_learn() -> Iterator[None]:
+    """Hide scikit-learn: where installed, transformers loads it for assisted decoding, over 1 s."""
+    if "sklearn" in sys.modules:
+        yield
+        return
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["sklearn"]
 
 
 def who_answers(port: Path, class_name: str) -> dict[str, Any]:
@@ -174,26 +188,56 @@ def build(report: Report, options: argparse.Namespace) -> None:
     """Build the graph for every ReturnLogits mode; the weights are looked at on the way."""
     from maxport.engine.build import build_port
 
-    def built(mode: str) -> dict[str, Any]:
+    def built(mode: str, *, check_kernels: bool = True) -> dict[str, Any]:
         graph = build_port(
             options.port,
             options.model,
             return_logits=mode,
             device=options.device,
             encoding=options.encoding,
+            check_kernels=check_kernels,
         )
         return {"lane": graph.lane, "outputs": list(graph.outputs), "vocab": graph.vocab_size}
+
+    def quickly(mode: str) -> dict[str, Any]:
+        """Only the head is another, so the kernel calls of the layers need no second check."""
+        try:
+            with few_layers():
+                return built(mode, check_kernels=False)
+        except Exception:  # a port may need all layers; the whole build says what is wrong
+            return built(mode)
 
     first, *others = options.modes.split(",")
     weights: dict[str, Any] = {}
     calls: list[tuple[Any, dict[str, Any]]] = []
     with recorded_weights(weights, calls):
-        report.run(f"build {first}", lambda: built(first))
+        whole = report.run(f"build {first}", lambda: built(first))
     report.run("weights", lambda: weights)
     if options.headers is not None and calls:
         report.run("names", lambda: adapted_names(options.headers, *calls[0]))
     for mode in others:
-        report.run(f"build {mode}", functools.partial(built, mode))
+        report.run(f"build {mode}", functools.partial(quickly if whole else built, mode))
+
+
+@contextmanager
+def few_layers(count: int = 2) -> Iterator[None]:
+    """Graphs are built for a checkpoint's first layers only: a mode of logits is about the head."""
+    from maxport.engine import build as builder
+
+    whole = builder._pipeline_config
+
+    def cut(*arguments: Any) -> Any:
+        config = whole(*arguments)
+        hf = config.model.huggingface_config
+        total = hf.num_hidden_layers
+        for name, value in list(vars(hf).items()):
+            if isinstance(value, list) and len(value) == total:
+                setattr(hf, name, value[:count])
+        hf.num_hidden_layers = min(count, total)
+        return config
+
+    with mock.patch.object(builder, "_pipeline_config", cut):
+        yield
 
 
 @contextmanager
@@ -278,7 +322,8 @@ def second_run(adapter: Any, once: Mapping[str, Any], given: Mapping[str, Any]) 
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
     names = sorted(set(once) ^ set(twice))
-    return names or [n for n in once if _bits(once[n]) != _bits(twice[n])]
+    changed = [n for n in once if once[n] is not twice[n]]
+    return names or [n for n in changed if _bits(once[n]) != _bits(twice[n])]
 
 
 def adapted_names(headers: Path, adapter: Any, given: Mapping[str, Any]) -> dict[str, Any]:
