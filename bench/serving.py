@@ -1,7 +1,8 @@
 """Serve a port for real, compare it with Hugging Face, and plant faults that compare must name.
 
-Three runs of `maxport serve` and `maxport compare`: the port as it is; a checkpoint whose tokenizer
-has two tokens swapped; a port whose epsilon is a million times too large. Each compiles.
+Runs of `maxport serve` and `maxport compare`: the port as it is; a checkpoint whose tokenizer has
+two tokens swapped; a port whose epsilon is a million times too large; a port whose batches hold
+other tokens than asked for; a server that has another checkpoint's norms than the one named.
 
 Example: python bench/serving.py ./SmolLM2-135M-Instruct ports/llama_port -- --devices cpu
 """
@@ -33,7 +34,13 @@ from maxport.verify.reference import versions
 RESULTS = Path(__file__).parent / "results"
 MAXPORT = (sys.executable, "-u", "-m", "maxport")
 #: Rows and the faults that compare must name in them, no more and no less.
-ROWS: dict[str, list[str]] = {"right": [], "tokenizer": ["tokenizer"], "graph": ["graph"]}
+ROWS: dict[str, list[str]] = {
+    "right": [],
+    "tokenizer": ["tokenizer"],
+    "graph": ["graph"],
+    "pipeline": ["pipeline"],
+    "server": ["server"],
+}
 
 
 def swapped_tokens(model: Path, folder: Path, prompt: str) -> Path:
@@ -66,6 +73,44 @@ def wrong_epsilon(port: Path, folder: Path) -> Path:
     return folder
 
 
+def wrong_batches(port: Path, folder: Path) -> Path:
+    """A copy of a port whose batch processor hands the graph each token's neighbour instead."""
+    shutil.copytree(port, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    found = re.search(
+        r"^from (\S+) import (\w+BatchProcessor)$", (folder / "arch.py").read_text(), re.M
+    )
+    if found is None:
+        raise MaxportError("the port's arch.py imports no batch processor", where=str(port))
+    (folder / "shifted.py").write_text(
+        f"from max.driver import Buffer\n{found[0]}\n\n\n"
+        f"class Shifted({found[2]}):\n"
+        "    def _make_inputs(self, *, tokens, **rest):\n"
+        "        moved = Buffer.from_numpy(tokens.to_numpy() ^ 1)\n"
+        "        return super()._make_inputs(tokens=moved, **rest)\n"
+    )
+    for name in ("arch.py", "model.py"):
+        text = (folder / name).read_text("utf-8")
+        (folder / name).write_text(
+            text.replace(found[0], f"from .shifted import Shifted as {found[2]}")
+        )
+    return folder
+
+
+def other_norms(model: Path, folder: Path) -> Path:
+    """A copy of a checkpoint whose norms are a tenth larger."""
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+            changed = {n: t * 1.1 if t.ndim == 1 else t for n, t in tensors.items()}
+            save_file(changed, folder / file.name, metadata={"format": "pt"})
+        else:
+            (folder / file.name).symlink_to(file.resolve())
+    return folder
+
+
 def run(
     name: str, model: Path, port: Path, reference: Path, options: dict[str, Any]
 ) -> dict[str, Any]:
@@ -75,6 +120,8 @@ def run(
     serve = [*MAXPORT, "serve", str(model), *where, "--timeout", str(options["timeout"])]
     compare = [*MAXPORT, "compare", str(reference), *where, "--json"]
     compare += ["--max-tokens", str(options["tokens"])]
+    if name in ("pipeline", "server"):
+        compare.append("--pipeline")
     for prompt in options["prompts"]:
         compare += ["--prompt", prompt]
     with serving([*serve, *options["extra"]]) as answer:
@@ -94,7 +141,7 @@ def run(
         "engine": "compile-cpu",
         "seconds": {key: round(value, 1) for key, value in seconds.items()},
         "why": "; ".join(c["detail"] for c in report["checks"] if c["verdict"] == "differs"),
-        "serve": answer,
+        "serve": [line.replace(f"{model.parent}/", "") for line in answer],
         "checks": report["checks"],
     }
 
@@ -125,7 +172,7 @@ def serving(command: list[str]) -> Iterator[list[str]]:
 @click.option("--tokens", default=256, show_default=True)
 @click.option("--timeout", default=1800.0, show_default=True)
 @click.option("--prompt", "prompts", multiple=True)
-@click.option("--row", "rows", multiple=True, help="Only these: right, tokenizer, graph.")
+@click.option("--row", "rows", multiple=True, help="Only these.")
 @click.argument("extra", nargs=-1)
 def main(
     model: Path,
@@ -146,8 +193,12 @@ def main(
             served, used = model, port_dir
             if name == "tokenizer":
                 served = swapped_tokens(model, Path(temp) / "model", options["prompts"][0])
+            if name == "server":
+                served = other_norms(model, Path(temp) / "other")
             if name == "graph":
                 used = wrong_epsilon(port_dir, Path(temp) / port_dir.name)
+            if name == "pipeline":
+                used = wrong_batches(port_dir, Path(temp) / "shifted" / port_dir.name)
             row = run(name, served, used, model, options)
             named = row["faults"] == ROWS[name]
             results.append({**row, "named": named})
