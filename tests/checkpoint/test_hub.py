@@ -246,9 +246,10 @@ def test_download_cut_off_once_is_resumed(hub, after):
     assert not half_written(hub)
 
 
-def test_download_cut_off_for_ever_leaves_nothing(hub):
+@pytest.mark.parametrize("after", [0, 1])
+def test_download_cut_off_for_ever_leaves_nothing(hub, after):
     opened = open_checkpoint(REPO)
-    hub.fault("GET", SHARD, cut_off(0))
+    hub.fault("GET", SHARD, cut_off(after))
     with pytest.raises(MaxportError, match="cut the transfer off"):
         opened.weights_folder()
     assert not half_written(hub)
@@ -259,8 +260,11 @@ def test_download_cut_off_for_ever_leaves_nothing(hub):
     ("fault", "message"),
     [
         (status(403, "GatedRepo"), "gated"),
+        (status(401, message="Invalid credentials in Authorization header"), "access token"),
+        (status(429), "limits the rate"),
         (status(500), "fault of its own"),
         (status(404, "EntryNotFound"), "no such file"),
+        (redirect_loop, "redirects in a circle"),
         (slow(0.5), "did not answer in time|cut the transfer off"),  # its second try waits longer
     ],
 )
