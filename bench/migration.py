@@ -48,11 +48,12 @@ def v2_names() -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def migrate_row(name: str) -> tuple[dict[str, Any], Any]:
+def migrate_row(name: str, types: bool = False) -> tuple[dict[str, Any], Any]:
     """Migrate one architecture; the row so far and the migrated package, None if refused."""
     from maxport.migrate import report
     from maxport.migrate.run import migrate
     from maxport.migrate.twins import registered_names
+    from maxport.migrate.typecheck import type_findings
 
     row: dict[str, Any] = {
         "name": name, "verdict": "error", "max_diff": None, "tolerance": 0.0,
@@ -75,7 +76,24 @@ def migrate_row(name: str) -> tuple[dict[str, Any], Any]:
     row["original_unchanged"] = all(p.read_bytes() == text for p, text in before.items())
     row["seconds"]["migrate"] = round(time.perf_counter() - start, 1)
     row |= _compiles(result.files)
+    row["again"] = _again(result)
+    if types:
+        row["types"] = type_findings(result.files, result.plan.name)
     return row, result
+
+
+def _again(result: Any) -> str:
+    """What a second run over the migrated package does: `nothing`, or what it found to do."""
+    from maxport.migrate.run import migrate
+    from maxport.migrate.write import write_package
+
+    with tempfile.TemporaryDirectory(prefix="maxport-") as folder:
+        package = Path(folder) / result.plan.name
+        write_package(result.files, package)
+        try:
+            return "nothing" if migrate(open_target(str(package))) is None else "rewrites"
+        except MaxportError as error:
+            return error.what
 
 
 def prove_row(row: dict[str, Any], result: Any) -> dict[str, Any]:
@@ -90,7 +108,9 @@ def prove_row(row: dict[str, Any], result: Any) -> dict[str, Any]:
     wrong = [p for p in judged if p["verdict"] != "equal"]
     chosen = (wrong or judged or list(proofs.values()))[0]
     row |= chosen
-    row["proofs"] = {name: [p["verdict"], p["why"]] for name, p in proofs.items()}
+    row["proofs"] = {
+        name: [p["verdict"], p.get("engine", ""), p["why"]] for name, p in proofs.items()
+    }
     total = sum(p.get("seconds", {}).get("total", 0.0) for p in proofs.values())
     row["seconds"] = {**seconds, **row.get("seconds", {}), "total": round(total, 1)}
     return row
@@ -145,19 +165,19 @@ def _proof(result: Any, registered: str) -> dict[str, Any]:
     }
 
 
-def rows_in_worker(names: list[str]) -> Iterator[dict[str, Any]]:
+def rows_in_worker(names: list[str], types: bool) -> Iterator[dict[str, Any]]:
     """Rows in a process of their own; where it dies or hangs, that row is an `error`."""
     todo = list(names)
     while todo:
-        yield from _stream(todo)
+        yield from _stream(todo, types)
         if todo:
             yield _failed(todo.pop(0), f"the process died or took over {ROW_SECONDS} s")
 
 
-def _stream(todo: list[str]) -> Iterator[dict[str, Any]]:
+def _stream(todo: list[str], types: bool) -> Iterator[dict[str, Any]]:
     """Rows as one process prints them; takes each off `todo`."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, __file__, *todo, "--inside"]
+    command = [sys.executable, __file__, *todo, "--inside", *(["--types"] if types else [])]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as process:
@@ -207,17 +227,22 @@ def table(body: dict[str, Any]) -> str:
     """The results as Markdown."""
     rows = body["rows"]
     proven = [r for r in rows if r["verdict"] == "equal"]
-    whole = [r for r in proven if r.get("package") == "equal"]
+    whole = [r for r in proven if str(r.get("package")).startswith("equal")]
+    again = sum(r.get("again") == "nothing" for r in rows)
+    untouched = sum(bool(r.get("original_unchanged")) for r in rows)
     v2 = sum(r.get("classified") == "v2" for r in rows)
     lines = [
         "# V2 to ModuleV3",
         "",
         f"MAX {body['versions']['max']}, {body['machine']}, {body['made']}. "
         f"{v2} of {len(rows)} classified V2; {len(proven)} proven equal with no hand edits, "
-        f"{len(whole)} of them as a whole package, loaded as serving does.",
+        f"{len(whole)} of them as a whole package, loaded as serving does. "
+        f"{again} of {len(rows)} are left alone by a second run, {untouched} originals unchanged. "
+        "Seconds: rewriting and proof together, on one core that other work may share.",
         "",
-        "| architecture | V2 lines | safe | review | manual | verdict | modes | package | why |",
-        "|---|---:|---:|---:|---:|---|---|---|---|",
+        "| architecture | V2 lines | safe | review | manual | verdict | by | modes | package "
+        "| mypy | seconds | why |",
+        "|---|---:|---:|---:|---:|---|---|---|---|---:|---:|---|",
     ]
     for row in rows:
         found = row.get("counts") or {}
@@ -225,9 +250,15 @@ def table(body: dict[str, Any]) -> str:
         why = str(row.get("why", "")).replace("|", "/").replace("\n", " ")[:160]
         package = str(row.get("package", "")).replace("|", "/")[:60]
         modes = ", ".join(row.get("modes") or [])
+        seconds = row["seconds"].get("migrate", 0) + row["seconds"].get("total", 0)
+        types = "" if row.get("types") is None else len(row["types"])
+        proofs = row.get("proofs", {}).items()
+        names = [n for n, (verdict, *_) in proofs if verdict == "equal"]
+        engines = sorted({engine for _, (verdict, engine, _) in proofs if verdict == "equal"})
+        proven = f"{row['verdict']}: {', '.join(names)}" if names else row["verdict"]
         lines.append(
-            f"| {row['name']} | {row.get('lines', '')} | {numbers} | {row['verdict']} "
-            f"| {modes} | {package} | {why} |"
+            f"| {row['name']} | {row.get('lines', '')} | {numbers} | {proven} | {', '.join(engines)} "
+            f"| {modes} | {package} | {types} | {seconds:.0f} | {why} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -237,11 +268,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="architecture folders; all V2 ones if none")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--types", action="store_true", help="mypy's findings too")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
         # All source work first: processes are not to be started once MAX is imported.
-        for row, result in [migrate_row(name) for name in arguments.names]:
+        for row, result in [migrate_row(name, arguments.types) for name in arguments.names]:
             print(json.dumps(prove_row(row, result)), flush=True)
         return
     path = RESULTS / "migration.json"
@@ -252,7 +284,7 @@ def main() -> None:
     lock = threading.Lock()
 
     def run(chunk: list[str]) -> None:
-        for row in rows_in_worker(chunk):
+        for row in rows_in_worker(chunk, arguments.types):
             with lock:
                 rows[row["name"]] = row
                 save(rows, machine)

@@ -170,6 +170,63 @@ def test_containers(tmp_path: Path) -> None:
     assert "for x in self.layer]" in work.text
 
 
+def test_a_list_that_a_container_wraps_is_held_once(tmp_path: Path) -> None:
+    work = run(
+        Containers,
+        HEAD
+        + """
+
+class Experts(Module):
+    every: list[Module]
+    \"\"\"All of them.\"\"\"
+
+    def __init__(self, make, count: int) -> None:
+        super().__init__()
+        self.sizes = [count]
+        self.every = [make(i) for i in range(count)]  # plain in V2
+
+        self.experts = LayerList(self.every)
+""",
+        tmp_path,
+    )
+    assert "self.experts = ModuleList([make(i) for i in range(count)])  # plain in V2" in work.text
+    assert "All of them" not in work.text and "every: list" not in work.text
+    assert "def every(self) -> list[Any]:" in work.text
+    assert "return list(self.experts)" in work.text
+    assert "self.sizes = [count]" in work.text
+    assert work.counts() == {"safe": 2, "review": 0, "manual": 0}
+
+
+def test_results_of_kernels_are_tensors_already(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + """
+
+def first(x, values, holder):
+    both = [value.tensor for value in values]
+    return ops.custom("k", x.device, [x], [x.type])[0].tensor, both, holder.tensor
+"""
+    )
+    work = run(Values, text, tmp_path)
+    assert "[value for value in values]" in work.text
+    assert "[x.type])[0], both, holder.tensor" in work.text
+
+
+def test_names_that_module_reserves_are_said(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + """
+
+class Block(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.children = 3
+"""
+    )
+    assert run(Surface, text, tmp_path).counts()["manual"] == 1
+    assert run(Surface, text.replace("self.children", "self.c"), tmp_path).counts()["manual"] == 0
+
+
 def test_weights_keep_names_and_say_when_they_cannot(tmp_path: Path) -> None:
     text = HEAD + (
         "class Block(Module):\n"

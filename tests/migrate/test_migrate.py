@@ -15,7 +15,7 @@ from maxport.errors import MaxportError
 from maxport.migrate import report
 from maxport.migrate.classify import classify
 from maxport.migrate.run import migrate
-from maxport.migrate.sources import max_folder
+from maxport.migrate.sources import max_folder, reading_max
 from maxport.migrate.target import open_target
 
 ARCHITECTURES = max_folder() / "pipelines" / "architectures"
@@ -155,6 +155,72 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert isinstance(result.exception, MaxportError)
     assert "cannot write" in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["granite", "mpnet", "qwen3_embedding"])
+def test_originals_stay_and_a_second_run_changes_nothing(name: str, tmp_path: Path) -> None:
+    original = {p: p.read_bytes() for p in sorted((ARCHITECTURES / name).rglob("*.py"))}
+    assert run(name, "-o", str(tmp_path)).exit_code == 0
+    package = tmp_path / f"{name}_modulev3"
+    written = {p: p.read_bytes() for p in sorted(package.rglob("*")) if p.is_file()}
+    assert written
+    assert {p: p.read_bytes() for p in original} == original
+    again = run(str(package))
+    assert again.exit_code == 0
+    assert "nothing to do" in again.output
+    assert {p: p.read_bytes() for p in sorted(package.rglob("*")) if p.is_file()} == written
+    assert [p.name for p in tmp_path.iterdir()] == [package.name]
+
+
+def test_the_whole_corpus_as_the_bench_found_it() -> None:
+    """bench/migration.py runs every V2 architecture; its committed rows are the evidence."""
+    path = Path(__file__).parents[2] / "bench" / "results" / "migration.json"
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 72
+    assert {row["classified"] for row in rows} == {"v2"}
+    migrated = [row for row in rows if row.get("counts")]
+    assert all(row["original_unchanged"] for row in migrated)
+    assert {row["again"] for row in migrated} == {"nothing"}
+    assert [row["name"] for row in migrated if row["syntax_errors"]] == []
+    assert [row["name"] for row in rows if row["verdict"] == "error"] == []
+
+
+def test_another_release_is_read_in_place_of_the_installed(tmp_path: Path) -> None:
+    folder = tmp_path / "max"
+    for name, text in {
+        "nn/__init__.py": "",
+        "nn/layer/__init__.py": "from .layer import Module",
+        "nn/layer/layer.py": "class Layer: pass\nclass Module(Layer): pass\n",
+        "pipelines/architectures/old/__init__.py": "",
+        "pipelines/architectures/old/net.py": (
+            "from max.graph import TensorValue, ops\nfrom max.nn.layer import Module\n\n\n"
+            "class Net(Module):\n    def __call__(self, x: TensorValue) -> TensorValue:\n"
+            "        return ops.relu(x)\n"
+        ),
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    with reading_max(folder):
+        target = open_target("old")
+        assert classify(target).lane == "v2"
+        result = migrate(target)
+    assert result is not None
+    assert "return F.relu(x)" in result.files["net.py"]
+    with pytest.raises(MaxportError, match="no such file"):
+        open_target("old")
+
+
+@pytest.mark.slow
+def test_a_changed_copy_is_proven_against_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    shutil.copytree(ARCHITECTURES / "bert", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    graph = folder / "graph.py"
+    text = graph.read_text()
+    assert "ops.softmax(" in text
+    graph.write_text(text.replace("ops.softmax(", "ops.tanh("))
+    body = json.loads(run(str(folder), "--prove", "--json").stdout)
+    assert body["proof"]["verdict"] == "equal"
+    assert isinstance(body["types"], list)
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ def command(
     from maxport.migrate import report
     from maxport.migrate.run import migrate
     from maxport.migrate.target import open_target
+    from maxport.migrate.typecheck import type_findings
     from maxport.migrate.write import destination, write_package
 
     target = open_target(path)
@@ -62,9 +63,11 @@ def command(
         write_package(result.files, place)
         body["written"] = str(place)
     if proving:
+        body["types"] = type_findings(result.files, result.plan.name)
         body["proof"] = _prove(result, place)
     if page is not None:
-        page.write_text(report.to_html(result, body.get("proof")), encoding="utf-8")
+        text = report.to_html(result, body.get("proof"), body.get("types"))
+        page.write_text(text, encoding="utf-8")
     if as_json:
         click.echo(json.dumps(body, indent=2))
     else:
@@ -74,9 +77,17 @@ def command(
             original, written = as_given(target.path, given), as_given(place, output or given)
             click.echo(f"written to {written}; {original} is unchanged")
         if proving:
+            click.echo(_types(body["types"], verbose))
             click.echo(f"proof: {body['proof']['summary']}")
     if check or (proving and body["proof"]["verdict"] != "equal"):
         sys.exit(1)
+
+
+def _types(findings: list[str] | None, verbose: bool) -> str:
+    """mypy's findings for the terminal."""
+    if findings is None:
+        return "mypy: not installed here, so the package's types are not checked"
+    return "\n".join([f"mypy: {len(findings)} findings", *(findings if verbose else [])])
 
 
 def _nothing(target: Any) -> str:

@@ -11,7 +11,7 @@ import ast
 from dataclasses import dataclass, field
 from functools import cache
 
-from maxport.migrate.sources import Definition, Sources, max_folder
+from maxport.migrate.sources import Definition, Sources, installed_max
 
 NN = "max.experimental.nn"
 
@@ -107,7 +107,7 @@ MODULE_ROOTS = frozenset({"max.nn.layer.layer.Module", "max.nn.layer.layer.Layer
 @cache
 def functional_names() -> frozenset[str]:
     """Public names of `max.experimental.functional`, from its `__init__`'s syntax tree."""
-    path = max_folder() / "experimental" / "functional" / "__init__.py"
+    path = installed_max() / "experimental" / "functional" / "__init__.py"
     tree = ast.parse(path.read_text("utf-8"))
     names: set[str] = set()
     for node in tree.body:
@@ -123,7 +123,7 @@ def functional_names() -> frozenset[str]:
 @cache
 def shipped_kernels() -> frozenset[str]:
     """Kernels that MAX itself wraps as `name = F.functional(_name, ...)` for V3 layers."""
-    path = max_folder() / "experimental" / "nn" / "common_layers" / "functional_kernels.py"
+    path = installed_max() / "experimental" / "nn" / "common_layers" / "functional_kernels.py"
     tree = ast.parse(path.read_text("utf-8"))
     found: set[str] = set()
     for node in tree.body:

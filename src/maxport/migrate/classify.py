@@ -26,8 +26,9 @@ _ROOTS: dict[str, Lane] = {
     "max.nn.layer.Module": "v2",
     "max.nn.layer.Layer": "v2",
     "max.experimental.nn.module.Module": "v3",
+    "max.nn.module_v3.module.Module": "v3",
 }
-_PIPELINE_MODULE = "max.pipelines.lib.interfaces.pipeline_model"
+_PIPELINES = "max.pipelines.lib"
 _VALUES = {"TensorValue", "BufferValue", "TensorValueLike"}
 
 
@@ -91,7 +92,7 @@ class BaseWalk:
         if source is None or node is None:
             return "neither", "", "other"
         self._note(definition.module)
-        if definition.module == _PIPELINE_MODULE and "PipelineModel" in definition.name:
+        if definition.module.startswith(_PIPELINES) and "PipelineModel" in definition.name:
             lane: Lane = "v3" if definition.name.startswith("ModuleV3") else "v2"
             return lane, definition.dotted, "pipeline"
         found = [self.lane_of(base) for base in bases_of(self.sources, source, node)]

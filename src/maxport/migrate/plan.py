@@ -166,8 +166,8 @@ def _layers_of(kinds: Kinds, module: str) -> list[str]:
 
 
 def _built_by_pipelines(kinds: Kinds, target: Target) -> set[Definition]:
-    """Classes that the target's pipeline models, or what they derive from, construct."""
-    queue = []
+    """Classes that the target's pipeline models, own or registered, and their bases construct."""
+    queue = [found.pipeline for found in registrations(kinds, target)]
     for path in target.files:
         source = kinds.sources.module(target.module_name(path))
         for name in source.classes if source else ():

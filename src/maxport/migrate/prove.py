@@ -214,7 +214,7 @@ def _prove_package(proof: Proof, case: _Case) -> None:
 def _package_by_evaluation(proof: Proof, old: Any, new: Any) -> None:
     """The same for the package alone, in the one mode it was built in."""
     try:
-        worst, largest = _difference(old, new)
+        worst, largest = difference(old, new)
     except Exception as error:
         proof.package += f"; not evaluated: {_short(error)}"
         return
@@ -263,10 +263,10 @@ def _prove_by_evaluation(proof: Proof, case: _Case) -> None:
         except Exception:
             old, new = _both(proof, case, "gpu", "bfloat16", mode)
             proof.package_device = "gpu"
-        difference, largest = _difference(old, new)
-        worst = max(worst, difference)
-        if not difference <= 1e-5 * max(largest, 1.0):
-            proof.why += f"; evaluated in mode {mode}, outputs differ by {difference:.2g}"
+        found, largest = difference(old, new)
+        worst = max(worst, found)
+        if not found <= 1e-5 * max(largest, 1.0):
+            proof.why += f"; evaluated in mode {mode}, outputs differ by {found:.2g}"
             return
     proof.verdict, proof.engine, proof.max_diff, proof.why = "equal", "evaluate", worst, ""
     proof.package = f"equal by evaluation, outputs differ by {worst:.2g} at most"
@@ -279,8 +279,11 @@ _STEPS: list[dict[int, list[int]]] = [
 ]
 
 
-def _difference(old: Any, new: Any) -> tuple[float, float]:
-    """Largest difference between two graphs' outputs over the steps, and the largest value."""
+def difference(old: Any, new: Any) -> tuple[float, float]:
+    """Largest difference between two built graphs' outputs over three steps, and largest value.
+
+    Infinite where outputs differ in name or shape.
+    """
     from maxport.engine.runner import EvaluatedRunner
 
     one, two = EvaluatedRunner(old), EvaluatedRunner(new)

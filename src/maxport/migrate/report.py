@@ -87,8 +87,16 @@ td.n{text-align:right}pre{overflow-x:auto;background:#f6f6f4;padding:.6rem;font-
 """
 
 
-def to_html(result: Migrated, proof: dict[str, Any] | None = None) -> str:
-    """The report as one self-contained HTML page."""
+def to_html(
+    result: Migrated, proof: dict[str, Any] | None = None, types: list[str] | None = None
+) -> str:
+    """The report as one self-contained HTML page.
+
+    Args:
+        result: The migration.
+        proof: `Proof.to_json()` where one was made.
+        types: mypy's findings where it ran.
+    """
     rows = "".join(
         f"<tr><td>{html.escape(shown)}</td>"
         + "".join(f"<td class=n>{found[level]}</td>" for level in LEVELS)
@@ -106,6 +114,10 @@ def to_html(result: Migrated, proof: dict[str, Any] | None = None) -> str:
         for shown in sorted(result.before)
     )
     verdict = f"<p>Proof: {html.escape(str(proof.get('summary', '')))}</p>" if proof else ""
+    if types is not None:
+        listed = html.escape("\n".join(types))
+        verdict += f"<details><summary>mypy: {len(types)} findings</summary><pre>{listed}</pre>"
+        verdict += "</details>"
     heads = "".join(f"<th>{level}</th>" for level in LEVELS)
     name = html.escape(result.plan.name)
     return (

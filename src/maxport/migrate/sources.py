@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -56,8 +58,26 @@ class ModuleSource:
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
 
-@cache
+_elsewhere: list[Path] = []
+
+
 def max_folder() -> Path:
+    """Folder of the `max` package whose V2 code is read: the installed one, or `reading_max`'s."""
+    return _elsewhere[-1] if _elsewhere else installed_max()
+
+
+@contextmanager
+def reading_max(folder: Path) -> Iterator[None]:
+    """Read V2 code from another MAX release's `max` folder; what V3 offers stays the installed."""
+    _elsewhere.append(folder)
+    try:
+        yield
+    finally:
+        _elsewhere.pop()
+
+
+@cache
+def installed_max() -> Path:
     """Folder of the installed `max` package, found without importing it.
 
     Raises:
@@ -176,7 +196,8 @@ class Sources:
                 return _file_below(folder, name[len(root) :].strip(".").split("."))
         if name != "max" and not name.startswith("max."):
             return None
-        return _file_below(max_folder(), name.split(".")[1:])
+        modern = name.startswith("max.experimental")  # what the rewritten code is written for
+        return _file_below(installed_max() if modern else max_folder(), name.split(".")[1:])
 
     def module(self, name: str) -> ModuleSource | None:
         """The parsed module, or None when no file answers to the name."""

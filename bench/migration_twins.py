@@ -1,0 +1,186 @@
+"""Known answers: packages that maxport migrated against the variants MAX's engineers wrote by hand.
+
+Both come from the same V2 architecture. Their parameters and graphs are compared for one tiny
+checkpoint; what differs is measured, and `NOTES` explains it from both sources.
+
+    python bench/migration_twins.py                 all pairs
+    python bench/migration_twins.py olmo2           one pair, again
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from maxport.errors import MaxportError
+from maxport.migrate.package import Migrated
+from maxport.migrate.run import migrate
+from maxport.migrate.target import open_target
+from maxport.migrate.twins import in_bfloat16, make_twin
+from maxport.migrate.write import write_package
+
+RESULTS = Path(__file__).parent / "results"
+PAIRS = {
+    "llama3": "LlamaForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "mpnet": "MPNetForMaskedLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
+# What reading both sources says about each difference; shown beside what was measured.
+NOTES: dict[str, str] = {}
+
+
+def compare(name: str, class_name: str, result: Migrated) -> dict[str, Any]:
+    """One row: keys, graphs and outputs of the migrated package and the hand-written twin."""
+    row: dict[str, Any] = {"name": name, "verdict": "error", "why": ""}
+    with tempfile.TemporaryDirectory(prefix="maxport-") as folder:
+        package = Path(folder) / result.plan.name
+        write_package(result.files, package)
+        twin = make_twin(class_name, Path(folder) / "twin")
+        for device, encoding in (("cpu", "float32"), ("gpu", "bfloat16")):
+            checkpoint = twin if encoding == "float32" else in_bfloat16(twin)
+            try:
+                row |= _compare(class_name, package, checkpoint, device, encoding)
+                break
+            except MaxportError as error:
+                row["why"] = f"{row['why']} on {device}: {error.what}".strip()[:600]
+    return row
+
+
+def _compare(
+    class_name: str, package: Path, twin: Path, device: str, encoding: str
+) -> dict[str, Any]:
+    from contextlib import nullcontext
+
+    from maxport.engine import graphhash, lanes
+    from maxport.engine.build import build_native, build_port
+
+    cached = class_name.endswith("ForCausalLM")
+    same: dict[str, Any] = {"device": device, "encoding": encoding, "max_length": 128}
+    built = {}
+    for mode in ("all", "last"):
+        try:
+            with nullcontext() if cached else lanes.inputs_unnamed():
+                mine = build_port(package, twin, return_logits=mode, **same)
+                hand = build_native(class_name, twin, lane="v3", return_logits=mode, **same)
+        except MaxportError:
+            if mode == "last":
+                raise
+            continue
+        built[mode] = (mine, hand)
+    mode, (mine, hand) = next(iter(built.items()))
+    texts = [_unprefixed(graphhash.graph_text(g.graph)) for g in (mine, hand)]
+    diff = graphhash.compare_graphs(*texts)
+    hashes = [graphhash.hash_graph(text) for text in texts]
+    ours, theirs = hashes[0].weights, hashes[1].weights
+    row: dict[str, Any] = {
+        "verdict": "equal" if diff.equal else "differs",
+        "engine": "graph-hash",
+        "mode": mode,
+        "device": device,
+        "encoding": encoding,
+        "keys": [len(ours), len(theirs)],
+        "prefix": sorted({_prefix(k) for k in hand.weights} - {""}),
+        "only_migrated": sorted(ours.keys() - theirs.keys()),
+        "only_twin": sorted(theirs.keys() - ours.keys()),
+        "types_differ": {
+            k: [ours[k], theirs[k]] for k in ours.keys() & theirs.keys() if ours[k] != theirs[k]
+        },
+        "ops_only_migrated": [len(diff.only_first), list(diff.only_first[:4])],
+        "ops_only_twin": [len(diff.only_second), list(diff.only_second[:4])],
+        "modes_built": sorted(built),
+        "why": "",
+    }
+    if not diff.equal and cached:
+        row["max_diff"] = _evaluated(mine, hand)
+    elif diff.equal:
+        row["max_diff"] = 0.0
+    return row
+
+
+def _prefix(key: str) -> str:
+    return "language_model." if key.startswith("language_model.") else ""
+
+
+def _unprefixed(text: str) -> str:
+    """Graph text with the hand-written twins' wrapper left out of weight names."""
+    return text.replace('[name = "language_model.', '[name = "')
+
+
+def _evaluated(mine: Any, hand: Any) -> float | str:
+    from maxport.migrate.prove import difference
+
+    try:
+        return difference(mine, hand)[0]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def table(body: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "# Migrated packages and MAX's hand-written ModuleV3 variants",
+        "",
+        f"MAX {body['versions']['max']}, {body['made']}. Parameters are counted in the graphs; the "
+        "wrapper's `language_model.` in the hand-written variants' names is left out of the "
+        "comparison.",
+        "",
+        "| architecture | compared in | keys migrated / twin | other types | graphs | ops of one "
+        "only | outputs differ by | explained |",
+        "|---|---|---|---:|---|---|---|---|",
+    ]
+    for row in body["rows"]:
+        if "keys" not in row:
+            lines.append(f"| {row['name']} | | | | {row['verdict']} | | | {row['why']} |")
+            continue
+        only = f"{row['ops_only_migrated'][0]} / {row['ops_only_twin'][0]}"
+        keys = f"{row['keys'][0]} / {row['keys'][1]}"
+        lines.append(
+            f"| {row['name']} | {row['encoding']} on {row['device']}, {row['mode']} | {keys} "
+            f"| {len(row['types_differ'])} | {row['verdict']} | {only} | {row.get('max_diff', '')} "
+            f"| {NOTES.get(row['name'], row['why'])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the bench."""
+    import importlib.metadata as metadata
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=list(PAIRS))
+    arguments = parser.parse_args()
+    path = RESULTS / "migration_twins.json"
+    rows = {r["name"]: r for r in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    # All source work first: processes are not to be started once MAX is imported.
+    migrated = {name: migrate(open_target(name)) for name in arguments.names}
+    for name, result in migrated.items():
+        assert result is not None
+        try:
+            rows[name] = compare(name, PAIRS[name], result)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:300]
+            rows[name] = {"name": name, "verdict": "error", "why": why}
+        print(f"{name}: {rows[name]['verdict']} {rows[name]['why'][:200]}", file=sys.stderr)
+        body = {
+            "bench": "migration_twins",
+            "made": datetime.date.today().isoformat(),
+            "versions": {p: metadata.version(p) for p in ("max", "transformers", "maxport")},
+            "machine": f"{os.cpu_count()} cores {platform.machine().replace('_', '-')}",
+            "rows": [rows[key] for key in sorted(rows)],
+        }
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(table(body), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
