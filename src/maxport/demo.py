@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import numpy as np
 
@@ -146,12 +150,13 @@ def run_demo(
     port_dir = write_port(output_dir, slug, with_documents(port, str(folder)), force=force)
     lap("port")
     demo = Demo(folder, port_dir, seconds=seconds)
-    _compare(demo, engine, say)
-    lap("build, compile and compare" if engine == "compile" else "build, evaluate and compare")
-    if generate:
-        say("max generate, with the port")
-        _generate(demo, port.spec.class_name)
-        lap("max generate")
+    with _generating(demo) if generate else nullcontext() as generation:
+        _compare(demo, engine, say)
+        lap("build, compile and compare" if engine == "compile" else "build, evaluate and compare")
+        if generation is not None:
+            say("waiting for max generate, which runs the port too")
+            _check_generated(demo, generation, port.spec.class_name)
+            lap("max generate, after that")
     return demo
 
 
@@ -221,15 +226,54 @@ def serve_command(demo: Demo) -> str:
     )
 
 
-def _generate(demo: Demo, class_name: str) -> None:
+@dataclass
+class _Generation:
+    """`max generate` under way: its process, and the files that take what it prints."""
+
+    process: subprocess.Popen[str]
+    output: IO[str]
+    errors: IO[str]
+
+
+@contextmanager
+def _generating(demo: Demo) -> Iterator[_Generation]:
+    """`max generate` with the port in a process of its own, stopped if the demo stops.
+
+    It compiles a graph of its own; on two cores both compile side by side.
+    """
     command = [sys.executable, "-m", "maxport.engine.generate", *generate_command(demo)]
-    environment = child_environment()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    facts = [line for line in done.stderr.splitlines() if line.startswith('{"architecture"')]
-    if done.returncode or not facts:
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=errors,
+            text=True,
+            env=child_environment(),
+            start_new_session=True,
+        )
+        try:
+            yield _Generation(process, output, errors)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def _check_generated(demo: Demo, generation: _Generation, class_name: str) -> None:
+    """Wait for what `max generate` prints, and see which architecture answered.
+
+    Raises:
+        MaxportError: It failed, printed nothing, or another architecture answered.
+    """
+    returncode = generation.process.wait()
+    generation.output.seek(0)
+    generation.errors.seek(0)
+    output, errors = generation.output.read(), generation.errors.read()
+    facts = [line for line in errors.splitlines() if line.startswith('{"architecture"')]
+    if returncode or not facts:
         raise MaxportError(
             "`max generate` failed with the port",
-            where=(done.stderr.strip().splitlines() or ["no message"])[-1][:400],
+            where=(errors.strip().splitlines() or ["no message"])[-1][:400],
             fix="run it by hand: max generate " + " ".join(generate_command(demo)),
             code=1,
         )
@@ -243,6 +287,6 @@ def _generate(demo: Demo, class_name: str) -> None:
             code=1,
         )
     demo.architecture = class_name
-    demo.generated = done.stdout.strip()
+    demo.generated = output.strip()
     if not demo.generated:
         raise MaxportError("`max generate` printed no text", fix="report this", code=1)

@@ -233,9 +233,7 @@ class Printer:
             self.left[ref] += 1
         last = _last_results(items)
         self.final = {r for r in outputs if r in last}
-        self.named = {
-            r for i in items if isinstance(i, Node) and i.op == "attend" for r in i.args[:3]
-        }
+        self.named = {r for i in items if isinstance(i, Node) for r in _named_sources(i)}
         for source in (s for i in items if isinstance(i, Loop) for s, _ in i.sliced.values()):
             self.named.add(source)
             self.hints.setdefault(source, "per_layer")
@@ -424,6 +422,12 @@ def _reads(item: Item) -> list[Ref]:
         if p not in item.carried and p not in item.sliced
     ]
     return first + [r for r in dict.fromkeys(others) if r not in first]
+
+
+def _named_sources(node: Node) -> list[Ref]:
+    """Values that read best under a name: queries, keys and values, before and after rotation."""
+    read = {"attend": node.args[:3], "rope": node.args[:1]}.get(node.op, [])
+    return [r for r in read if isinstance(r, Ref)]
 
 
 def _last_results(items: list[Item]) -> set[Ref]:
