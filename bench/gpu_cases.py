@@ -8,183 +8,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from max import tree
+from gpu_kit import (
+    BF16,
+    COUNTS,
+    DECODE,
+    F32,
+    HOST,
+    KINDS,
+    LAYERS,
+    NEXT,
+    PAGE,
+    Body,
+    Case,
+    Kit,
+    frequencies,
+    graph_of,
+)
 from max.dtype import DType
-from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
+from max.graph import Graph, TensorType, ops
 from max.nn import kernels, state_space
 from max.nn.activation import GatedActivation
 from max.nn.attention import MHAMaskVariant as Mask
 from max.nn.comm.ep.ep_kernels import fused_silu
-from max.nn.kv_cache import MHAKVCacheParams, MLAKVCacheParams
-
-HOST = DeviceRef.CPU()
-BF16, F32 = torch.bfloat16, torch.float32
-KINDS = {
-    torch.bfloat16: DType.bfloat16,
-    torch.float32: DType.float32,
-    torch.int32: DType.int32,
-    torch.uint32: DType.uint32,
-    torch.bool: DType.bool,
-}
-#: New tokens per sequence: a prefill past 128 keys, then a step through the cache.
-COUNTS, NEXT = (12, 150, 7), (1, 2, 1)
-LAYERS, LAYER, PAGE = 2, 1, 128
-Body = Callable[..., Any]
-Canonical = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-
-
-@dataclass
-class Case:
-    """One graph and what to run it on.
-
-    Attributes:
-        graph: The graph under test.
-        steps: Inputs of each step, torch tensors; those at `buffers` are the same objects.
-        buffers: Positions of the inputs that are written.
-        wrong: A nearby computation, None where there is none.
-        canonical: Brings outputs whose order MAX leaves open into one order.
-    """
-
-    graph: Graph
-    steps: list[list[torch.Tensor]]
-    buffers: tuple[int, ...] = ()
-    wrong: Graph | None = None
-    canonical: Canonical = field(default=lambda outputs: outputs)
-
-
-@dataclass
-class Kit:
-    """Builds cases for one device and dtype."""
-
-    device: DeviceRef
-    dtype: torch.dtype = BF16
-
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(11)
-
-    def rand(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Normal values, the same in every process."""
-        return torch.randn(shape, generator=self.generator).to(dtype or self.dtype)
-
-    def type(self, value: torch.Tensor, *, buffer: bool = False, rows: str = "") -> Any:
-        """The graph type of `value`; `rows` names its first dim."""
-        shape: list[Any] = [rows, *value.shape[1:]] if rows else list(value.shape)
-        return (BufferType if buffer else TensorType)(KINDS[value.dtype], shape, self.device)
-
-    def plain(
-        self, body: Body, wrong: Body | None, *inputs: torch.Tensor, buffers: Sequence[int] = ()
-    ) -> Case:
-        """A case of one step with static shapes."""
-        types = [self.type(v, buffer=i in buffers) for i, v in enumerate(inputs)]
-        return Case(
-            _graph(types, body),
-            [list(inputs)],
-            tuple(buffers),
-            _graph(types, wrong) if wrong else None,
-        )
-
-    def cached(
-        self,
-        params: Any,
-        body: Body,
-        wrong: Body | None,
-        per_token: Sequence[tuple[int, ...]],
-        fixed: Sequence[torch.Tensor],
-        steps: Sequence[Sequence[int]] = (COUNTS, NEXT),
-    ) -> Case:
-        """A case over a paged cache: `body(inputs, offsets, kv, layer)`, run in `steps`.
-
-        Args:
-            params: MAX's cache parameters.
-            body, wrong: Make outputs of the graph's values.
-            per_token: Shapes of the ragged inputs without their first dim.
-            fixed: Inputs that are the same in every step.
-            steps: New tokens per sequence, step by step.
-        """
-        leaves = list(tree.leaves(params.get_symbolic_inputs()))
-        ragged = [TensorType(KINDS[self.dtype], ["tokens", *s], self.device) for s in per_token]
-        offsets = TensorType(DType.uint32, ["offsets"], self.device)
-        types = [*ragged, *map(self.type, fixed), offsets, *leaves]
-
-        def wrapped(inner: Body) -> Body:
-            def run(*values: Any) -> Any:
-                head = len(types) - len(leaves)
-                kv = params.unflatten_kv_inputs(iter(values[head:]))[0]
-                layer = ops.constant(LAYER, DType.uint32, HOST)
-                return inner(values[: head - 1], values[head - 1], kv, layer)
-
-            return run
-
-        pool, lengths = self._pool(params), [0] * len(steps[0])
-        runs = []
-        for counts in steps:
-            tokens = [self.rand(sum(counts), *shape) for shape in per_token]
-            new = torch.tensor(np.cumsum([0, *counts]), dtype=torch.uint32)
-            runs.append([*tokens, *fixed, new, *_cache(leaves, pool, lengths, counts)])
-            lengths = [a + b for a, b in zip(lengths, counts, strict=True)]
-        at = len(types) - len(leaves)
-        other = _graph(types, wrapped(wrong)) if wrong else None
-        return Case(_graph(types, wrapped(body)), runs, (at,), other)
-
-    def _pool(self, params: Any) -> torch.Tensor:
-        planes = 1 if isinstance(params, MLAKVCacheParams) else 2
-        heads = 1 if planes == 1 else params.n_kv_heads
-        return self.rand(10, planes, LAYERS, PAGE, heads, params.head_dim)
-
-    def mha(self, kv_heads: int, dim: int) -> MHAKVCacheParams:
-        """Parameters of a plain cache."""
-        return MHAKVCacheParams(
-            dtype=KINDS[self.dtype],
-            n_kv_heads=kv_heads,
-            head_dim=dim,
-            num_layers=LAYERS,
-            devices=[self.device],
-            page_size=PAGE,
-        )
-
-
-def _graph(types: Sequence[Any], body: Body) -> Graph:
-    with Graph("kernel", input_types=list(types)) as graph:
-        values = [
-            value.buffer if isinstance(kind, BufferType) else value.tensor
-            for value, kind in zip(graph.inputs, types, strict=True)
-        ]
-        result = body(*values)
-        graph.output(*(result if isinstance(result, list | tuple) else [result]))
-    return graph
-
-
-def _cache(
-    leaves: Sequence[Any], pool: torch.Tensor, lengths: Sequence[int], counts: Sequence[int]
-) -> list[torch.Tensor]:
-    """Cache inputs in MAX's order: pool, lengths, page table, longest, stride, launch shape."""
-    total = max(a + b for a, b in zip(lengths, counts, strict=True))
-    table = torch.zeros(len(counts), 24, dtype=torch.int64)
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(5)) + 1
-    for row in range(len(counts)):
-        table[row, :3] = order[3 * row : 3 * row + 3]
-    launch = [len(counts), max(counts), 1, total][: int(leaves[6].shape[0])]
-    return [
-        pool,
-        torch.tensor(lengths, dtype=torch.uint32),
-        table.to(torch.uint32),
-        torch.tensor([max(counts)], dtype=torch.uint32),
-        torch.tensor([total], dtype=torch.uint32),
-        torch.tensor([pool[0].numel()]),
-        torch.tensor(launch),
-        *[torch.tensor([1]) for _ in leaves[7:]],
-    ]
-
-
-def frequencies(positions: int, dims: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    """Cosine and sine alternating, [positions, dims]."""
-    angle = torch.outer(torch.arange(positions), 50.0 ** (-torch.arange(0, dims, 2) / dims))
-    return torch.stack([angle.cos(), angle.sin()], -1).flatten(1).to(dtype)
+from max.nn.kv_cache import MLAKVCacheParams
 
 
 def attention(
@@ -196,6 +45,7 @@ def attention(
     relative: int = 0,
     heads: int = 4,
     dim: int = 64,
+    steps: Sequence[Sequence[int]] = (COUNTS, NEXT),
 ) -> Case:
     """Keys and values stored by the fused rope kernel, then attention with every mask."""
     params = kit.mha(2, dim)
@@ -227,7 +77,10 @@ def attention(
         shapes.append((heads, relative))
     # Without sinks or bias the wrong graph differs by their absence, else by its masks.
     other = body(masks, False) if sinks or relative else body(wrong, True) if wrong else None
-    return kit.cached(params, body(masks, True), other, shapes, [frequencies(256, dim), *extra])
+    fixed = [frequencies(256, dim), *extra]
+    case = kit.cached(params, body(masks, True), other, shapes, fixed, steps)
+    case.tf32 = kit.dtype == F32
+    return case
 
 
 def rotations(kit: Kit, *, table: int = 64) -> Case:
@@ -448,46 +301,85 @@ def delta_rule(kit: Kit) -> Case:
     return kit.plain(body, wrong, *values, buffers=(6, 7))
 
 
-def mamba(kit: Kit) -> Case:
-    """Mamba-2 as in Nemotron-H: convolution with SiLU, scan, gated group norm."""
+FLAGS = torch.tensor([True, False])
+SLOTS = torch.tensor([2, 0], dtype=torch.uint32)
+STARTS = torch.tensor([0, 17, 40], dtype=torch.int32)
+
+
+def mamba_scan(kit: Kit) -> Case:
+    """Mamba-2 as in Nemotron-H, a sequence that continues and one that begins."""
     heads, dim, groups, size, tokens = 8, 64, 2, 128, 40
-    flags = torch.tensor([True, False])
-    slots = torch.tensor([2, 0], dtype=torch.uint32)
-    starts = torch.tensor([0, 17, 40], dtype=torch.int32)
-    x, dt = kit.rand(tokens, heads, dim), kit.rand(tokens, heads)
-    a, d, dt_bias = -kit.rand(heads, dtype=F32).abs(), kit.rand(heads, dtype=F32), kit.rand(heads)
+    a, d, dt_bias = -kit.rand(heads).abs(), kit.rand(heads), kit.rand(heads)
     b, c = kit.rand(tokens, groups, size) / 8, kit.rand(tokens, groups, size) / 8
+    values = [kit.rand(tokens, heads, dim), kit.rand(tokens, heads), a, b, c, d, dt_bias]
     pool = kit.rand(3, heads, dim, size, dtype=F32)
-    conv_x, weight, bias = kit.rand(tokens, 96), kit.rand(96, 4), kit.rand(96)
+
+    def body(*v: Any) -> Any:
+        return state_space.mamba2_ssd_chunk_scan_varlen_fwd_inplace(*v[:7], v[10], v[9], v[7], v[8])
+
+    def wrong(x: Any, dt: Any, *rest: Any) -> Any:
+        return body(x, dt * 1.05, *rest)
+
+    return kit.plain(body, wrong, *values, FLAGS, SLOTS, STARTS, pool, buffers=(10,))
+
+
+def convolution(kit: Kit) -> Case:
+    """Ragged causal convolution with SiLU and a cached window."""
+    values = [kit.rand(40, 96), kit.rand(96, 4), kit.rand(96)]
     window = kit.rand(3, 96, 3)
-    y, z, gamma = kit.rand(tokens, 128), kit.rand(tokens, 128), kit.rand(128)
-    values = [x, dt, a, b, c, d, dt_bias.float(), flags, slots, starts]
-    values += [conv_x, weight, bias, y, z, gamma, pool, window]
 
-    def body(*v: Any, epsilon: float = 1e-5) -> Any:
-        scanned = state_space.mamba2_ssd_chunk_scan_varlen_fwd_inplace(
-            *v[:7], v[16], v[9], v[7], v[8]
+    def body(x: Any, weight: Any, bias: Any, flags: Any, slots: Any, starts: Any, pool: Any) -> Any:
+        return state_space.causal_conv1d_varlen_fwd(
+            x, weight, bias, pool, starts, slots, flags, channels_last=True
         )
-        mixed = state_space.causal_conv1d_varlen_fwd(
-            v[10], v[11], v[12], v[17], v[9], v[8], v[7], channels_last=True
-        )
-        normal = state_space.gated_group_rmsnorm(v[13], v[14], v[15], epsilon, 32)
-        return [scanned, mixed, normal]
 
-    def wrong(*v: Any) -> Any:
-        return body(v[0], v[1] * 1.05, *v[2:], epsilon=0.1)
+    def wrong(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+        return body(x, weight, bias * 0, *rest)
 
-    return kit.plain(body, wrong, *values, buffers=(16, 17))
+    return kit.plain(body, wrong, *values, FLAGS, SLOTS, STARTS, window, buffers=(6,))
+
+
+def gated_norm(kit: Kit) -> Case:
+    """RMSNorm in groups of the gated scan output."""
+
+    def norm(group: int) -> Body:
+        return lambda y, z, w: state_space.gated_group_rmsnorm(y, z, w, 1e-5, group)
+
+    return kit.plain(norm(32), norm(64), kit.rand(40, 128), kit.rand(40, 128), kit.rand(128))
 
 
 def sum_of_broadcast(kit: Kit) -> Case:
     """A sum over an axis that broadcast_to made: wrong on CPU (bench/upstream)."""
+    kind = TensorType(DType.float32, ["batch", "length"], kit.device)
 
-    def body(mask: Any, *, axis: int = -1) -> Any:
-        wide = ops.broadcast_to(ops.unsqueeze(mask, 1), (2, 8, 5))
-        return ops.sum(wide, axis=axis)
+    def summed(factor: float) -> Graph:
+        def body(mask: Any) -> Any:
+            wide = ops.broadcast_to(ops.unsqueeze(mask, 1), ("batch", 8, "length"))
+            return ops.sum(wide, axis=-1) * factor
 
-    return kit.plain(body, lambda mask: body(mask) * 0.2, kit.rand(2, 5))
+        return graph_of([kind], body)
+
+    return Case(summed(1.0), [[torch.ones(2, 5)]], wrong=summed(0.2))
+
+
+def products(kit: Kit) -> Case:
+    """Matrix products of a small Llama for batches of one to 157 rows."""
+    shapes = ((512, 256), (256, 256), (1024, 256), (256, 512))
+    weights = [kit.rand(*shape) * shape[1] ** -0.5 for shape in shapes]
+    types = [TensorType(KINDS[kit.dtype], ["rows", width], kit.device) for width in (256, 512)]
+    types += map(kit.type, weights)
+
+    def body(factor: float) -> Body:
+        def make(x: Any, y: Any, *weights: Any) -> Any:
+            inputs = [x if shape[1] == 256 else y for shape in shapes]
+            pairs = zip(inputs, weights, strict=True)
+            return [a @ ops.transpose(w, 0, 1) * factor for a, w in pairs]
+
+        return make
+
+    rows = (1, 2, 7, 9, 16, 30, 32, 37, 64, 100, 128, 129, 150, 157)
+    steps = [[kit.rand(n, 256), kit.rand(n, 512), *weights] for n in rows]
+    return Case(graph_of(types, body(1.0)), steps, wrong=graph_of(types, body(1.03)))
 
 
 C, S, K, N = (
@@ -522,6 +414,14 @@ CASES: dict[str, tuple[torch.dtype, Callable[[Kit], Case]]] = {
         BF16,
         lambda k: attention(k, [(C, -1), (S, 128), (S, 16)], [], sinks=True, heads=8),
     ),
+    "attention: decode, causal, window 16": (
+        BF16,
+        lambda k: attention(k, [(C, -1), (S, 16)], [(N, -1), (S, 17)], steps=DECODE),
+    ),
+    "attention: decode, sinks, causal and window 16": (
+        BF16,
+        lambda k: attention(k, [(C, -1), (S, 16)], [], sinks=True, heads=8, steps=DECODE),
+    ),
     "attention: relative logits": (
         BF16,
         lambda k: attention(k, [(C, -1), (S, 128)], [], relative=64),
@@ -536,9 +436,21 @@ CASES: dict[str, tuple[torch.dtype, Callable[[Kit], Case]]] = {
         BF16,
         lambda k: experts(k, hidden=256, inner=256, count=8, k=2, tokens=40),
     ),
-    "MoE layer, 64 experts of 512": (
+    "MoE layer, widths of gpt-oss": (
         BF16,
-        lambda k: experts(k, hidden=1024, inner=512, count=64, k=6, tokens=130),
+        lambda k: experts(k, hidden=2880, inner=2880, count=8, k=4, tokens=40),
+    ),
+    "MoE layer, widths of Qwen3-30B": (
+        BF16,
+        lambda k: experts(k, hidden=2048, inner=768, count=16, k=8, tokens=130),
+    ),
+    "MoE layer, odd widths": (
+        BF16,
+        lambda k: experts(k, hidden=200, inner=72, count=16, k=4, tokens=40),
+    ),
+    "MoE layer in float32": (
+        F32,
+        lambda k: experts(k, hidden=256, inner=128, count=16, k=4, tokens=40),
     ),
     "MoE router, group limited": (F32, lambda k: router(k, "group limited")),
     "MoE router, single group": (F32, lambda k: router(k, "single group")),
@@ -547,6 +459,9 @@ CASES: dict[str, tuple[torch.dtype, Callable[[Kit], Case]]] = {
     "MoE gate, bfloat16 by float32": (BF16, gate),
     "gated activations": (BF16, gated_activations),
     "gated delta rule": (F32, delta_rule),
+    "matrix products, 1 to 157 rows": (BF16, products),
     "sum of a broadcast": (F32, sum_of_broadcast),
-    "Mamba-2 scan, convolution, norm": (BF16, mamba),
+    "Mamba-2 scan": (BF16, mamba_scan),
+    "causal convolution": (BF16, convolution),
+    "gated group norm": (BF16, gated_norm),
 }

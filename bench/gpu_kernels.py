@@ -30,6 +30,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 MODELS = {
     "model: Llama V3": "LlamaForCausalLM:v3",
+    "model: Llama V2": "LlamaForCausalLM:v2",
     "model: Gemma 3 V3, window 20": "Gemma3ForCausalLM:v3",
     "model: gpt-oss V3": "GptOssForCausalLM:v3",
     "model: DeepSeek V3 in V3": "DeepseekV3ForCausalLM:v3",
@@ -70,6 +71,8 @@ def one(name: str, engine: str) -> dict[str, Any]:
         seconds["compile"] = round(time.perf_counter() - begun, 1)
         stage, begun = "run", time.perf_counter()
         found = subject.compiled()
+        if (by_rows := subject.by_rows()) is not None:
+            row["by_rows"] = by_rows
         seconds["run"] = round(time.perf_counter() - begun, 2)
     except Exception as error:
         while error.__cause__ is not None and isinstance(error.__cause__, Exception):
@@ -159,19 +162,19 @@ class Store:
         self.path, self.table = folder / "gpu_kernels.json", folder / "gpu_kernels.md"
         folder.mkdir(parents=True, exist_ok=True)
         old = json.loads(self.path.read_text("utf-8")) if self.path.exists() else {"rows": []}
-        self.machine = old.get("machine", "")
+        self.machine, self.versions = old.get("machine", ""), old.get("versions", {})
         self.rows = {row["name"]: row for row in old["rows"]}
         self._lock = threading.Lock()
 
-    def add(self, row: dict[str, Any], machine: str = "") -> None:
-        """Keep a row and rewrite both files."""
+    def add(self, row: dict[str, Any], machine: str, used: Mapping[str, str]) -> None:
+        """Keep a row, made with the versions `used`, and rewrite both files."""
         with self._lock:
             self.rows[row["name"]] = row
-            self.machine = machine or self.machine
+            self.machine, self.versions = machine, dict(used)
             content = {
                 "bench": "gpu_kernels",
                 "made": datetime.date.today().isoformat(),
-                "versions": versions(),
+                "versions": self.versions,
                 "machine": self.machine,
                 "rows": list(self.rows.values()),
             }
@@ -203,8 +206,9 @@ def table(content: Mapping[str, Any]) -> str:
         "# MAX's GPU kernels against the evaluator",
         "",
         "Made by `python bench/gpu_kernels.py`: each graph evaluated on torch, compiled for the "
-        "GPU, executed, compared. Tolerance: 4 times the move of the evaluated outputs when bfloat16 "
-        "values are carried as float32, at least a unit in the last place of the largest output. "
+        "GPU, executed, compared. Tolerance: 4 times the move of the evaluated outputs when "
+        "bfloat16 values are carried as float32 (or float32 inputs rounded to TF32), at least a "
+        "unit in the last place of the largest output. "
         "Control: how far a nearby wrong computation (a window wider by one, no sinks, gate and up "
         "exchanged ...) is from the right one.",
         "",
@@ -220,6 +224,9 @@ def table(content: Mapping[str, Any]) -> str:
         control = max(row["control"]) if row.get("control") else None
         numbers = [number(v) for v in (row.get("max_diff"), row.get("tolerance"), control)]
         why = row.get("why", "").replace("|", "/")
+        if row.get("by_rows") and row["verdict"] != "equal":
+            listed = ", ".join(f"{n}: {diff:.2g}" for n, diff in row["by_rows"].items())
+            why += f"; by rows in the batch: {listed}"
         lines.append(
             f"| {row['name']} | {row['verdict']} | {row.get('dtype', '')} | "
             f"{' | '.join(numbers)} | {row['seconds'].get('compile', '')} | {why} |"
@@ -294,13 +301,13 @@ def main() -> None:
     if arguments.merge:
         other = json.loads(arguments.merge.read_text("utf-8"))
         for row in other["rows"]:
-            store.add(row, other["machine"])
+            store.add(row, other["machine"], other["versions"])
         return
     where = machine(arguments.engine)
 
     def work(name: str) -> None:
         row = in_process(name, arguments.engine, arguments.limit)
-        store.add(row, where)
+        store.add(row, where, versions())
         print(f"{row['verdict']:12} {name} {row.get('max_diff')} {row['why'][:300]}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

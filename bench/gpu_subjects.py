@@ -92,12 +92,17 @@ SCHEDULE: tuple[dict[int, tuple[int, int]], ...] = (
 )
 
 
+#: Rows in one batch: matrix products take other kernels for few and for many.
+ROWS = (1, 2, 7, 9, 30, 37, 100, 128, 129, 150)
+
+
 class KernelSubject:
     """A case of gpu_cases.py."""
 
     def __init__(self, name: str) -> None:
         ensure_gpus(1)
-        from gpu_cases import CASES, Kit
+        from gpu_cases import CASES
+        from gpu_kit import Kit
         from max.graph import DeviceRef
 
         dtype, make = CASES[name]
@@ -120,13 +125,20 @@ class KernelSubject:
     def _evaluated(self, graph: Any, widen: bool) -> list[torch.Tensor]:
         program = Program(graph, widen=widen)
         half = widen and self.dtype == "bfloat16"
+        rounded = widen and self.case.tf32
         first = self.case.steps[0]
         pools = {i: first[i].float() if half else first[i].clone() for i in self.case.buffers}
         outputs: list[torch.Tensor] = []
         for step in self.case.steps:
-            values = [pools.get(i, value) for i, value in enumerate(step)]
+            values = [
+                pools.get(i, tf32(value) if rounded else value) for i, value in enumerate(step)
+            ]
             outputs += self.case.canonical(program.run(values, {}))
         return [*outputs, *pools.values()]
+
+    def by_rows(self) -> None:
+        """Only models are compared for several batch sizes."""
+        return None
 
     def compile(self) -> None:
         """Compile for the GPU."""
@@ -138,7 +150,7 @@ class KernelSubject:
 
     def compiled(self) -> list[torch.Tensor]:
         """As `evaluated`, on the GPU."""
-        kinds = self.case.graph.input_types
+        kinds = [value.type for value in self.case.graph.inputs]
         first = self.case.steps[0]
         pools = {i: self._buffer(first[i].clone(), kinds[i]) for i in self.case.buffers}
         outputs: list[torch.Tensor] = []
@@ -184,16 +196,31 @@ class ModelSubject:
 
     def evaluated(self, *, widen: bool) -> list[torch.Tensor]:
         """Logits of all steps."""
-        from maxport.engine.runner import EvaluatedRunner
-
-        runner = EvaluatedRunner(self.built)
-        runner.weights = {name: value.cpu() for name, value in runner.weights.items()}
+        runner = self._evaluator()
         if widen:
             runner.program = Program(self.built.graph, widen=True)
             for index, pool in runner.cache._pools.items():
                 if pool.dtype == torch.bfloat16:
                     runner.cache._pools[index] = pool.float()
         return self._run(runner)
+
+    def _evaluator(self) -> Any:
+        from maxport.engine.runner import EvaluatedRunner
+
+        runner = EvaluatedRunner(self.built)
+        runner.weights = {name: value.cpu() for name, value in runner.weights.items()}
+        return runner
+
+    def by_rows(self) -> dict[str, float]:
+        """Largest difference of a first step's logits, by how many tokens it has."""
+        evaluator, found = self._evaluator(), {}
+        for rows in ROWS:
+            evaluator.reset()
+            self.runner.reset()
+            batch = {0: self.tokens[0][:rows]}
+            a, b = (_logits(runner, batch) for runner in (evaluator, self.runner))
+            found[str(rows)] = float((a - b).abs().max())
+        return found
 
     def evaluated_wrong(self) -> None:
         """No nearby wrong model; bench/mutants.py has those."""
@@ -213,11 +240,22 @@ class ModelSubject:
         outputs: list[torch.Tensor] = []
         for step in SCHEDULE:
             batch = {key: self.tokens[key][begin:end] for key, (begin, end) in step.items()}
-            named = runner.outputs(batch).named
-            logits = named.get("logits")
-            rows = named["next_token_logits"] if logits is None else logits
-            outputs.append(torch.from_numpy(np.array(rows, np.float32)))
+            outputs.append(_logits(runner, batch))
         return outputs
+
+
+def _logits(runner: Any, batch: dict[int, Any]) -> torch.Tensor:
+    """All rows where the graph gives them, else each sequence's last."""
+    named = runner.outputs(batch).named
+    rows = named.get("logits", named["next_token_logits"])
+    return torch.from_numpy(np.array(rows, np.float32))
+
+
+def tf32(value: torch.Tensor) -> torch.Tensor:
+    """float32 values rounded to TF32's ten bits of mantissa."""
+    if value.dtype != torch.float32:
+        return value
+    return ((value.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def on_host(buffer: Any) -> torch.Tensor:

@@ -11,6 +11,8 @@ from max.graph import graph as graph_module
 from max.nn import kernels
 from paged import CPU, Cache, kernel_graph, offsets_of
 
+from maxport.errors import MaxportError
+
 THETA = 100.0
 
 
@@ -78,6 +80,52 @@ def test_rope_split_store(interleaved):
             )
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("width", [4, 6, 16])
+def test_rope_split_store_reads_a_table_of_another_width_head_by_head(interleaved, width):
+    """The compiled kernel takes `head dim` numbers from position * head dim of the flat table."""
+    cache = Cache(kv_heads=1, head_dim=8, batch=1)
+    program = fused_rope(cache, width, interleaved=interleaved)
+    qkv = torch.randn(3, 24, generator=torch.Generator().manual_seed(2))
+    freqs = torch.randn(40, width, generator=torch.Generator().manual_seed(3))
+    cache.lengths = [5]
+    (q,) = program.run([qkv, freqs, offsets_of([3]), *cache.values([3])], {})
+    rows = freqs.reshape(-1)[40:64].reshape(3, 4, 2).double().numpy()
+    z = rows[..., 0] + 1j * rows[..., 1]
+    part = qkv[:, :8].double().numpy()
+    pairs = (part[:, 0::2], part[:, 1::2]) if interleaved else (part[:, :4], part[:, 4:])
+    turned = (pairs[0] + 1j * pairs[1]) * z
+    want = (
+        np.stack([turned.real, turned.imag], -1).reshape(3, 8)
+        if interleaved
+        else np.concatenate([turned.real, turned.imag], 1)
+    )
+    np.testing.assert_allclose(q, want, rtol=1e-5, atol=1e-5)
+
+
+def test_rope_split_store_past_the_end_of_a_narrow_table_is_an_error():
+    cache = Cache(kv_heads=1, head_dim=8, batch=1)
+    program = fused_rope(cache, 4, interleaved=False)
+    qkv = torch.zeros(3, 24)
+    cache.lengths = [5]
+    with pytest.raises(MaxportError, match="4 wide for heads of 8, past its end"):
+        program.run([qkv, torch.zeros(8, 4), offsets_of([3]), *cache.values([3])], {})
+
+
+def fused_rope(cache, width, *, interleaved):
+    """The fused kernel on one head, with a table of `width` columns."""
+    types = [TensorType(DType.float32, ["n", 24], CPU)]
+    types.append(TensorType(DType.float32, ["positions", width], CPU))
+
+    def body(values, offsets, kv, layer):
+        qkv, freqs = values
+        return kernels.rope_split_store_ragged(
+            cache.params, qkv, offsets, freqs, kv, layer, 1, interleaved=interleaved
+        )
+
+    return kernel_graph(cache, types, body)
+
+
 @pytest.mark.parametrize(
     ("interleaved", "rotated", "first"),
     [(True, 8, False), (False, 8, False), (True, 4, False), (True, 4, True)],
@@ -105,20 +153,19 @@ def test_rope_ragged(interleaved, rotated, first, run):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-def test_half_split_rope_over_part_of_a_head_is_refused(run):
-    from maxport.errors import MaxportError
-
-    x = torch.zeros(2, 1, 8)
+def test_half_split_rope_over_part_of_a_head_turns_the_ends_of_both_halves(run):
+    """What the compiled kernel does: columns 2, 3 pair with 6, 7; Hugging Face would pair others."""
+    x = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(4))
     offsets = torch.tensor([0, 2], dtype=torch.uint32)
-    start = torch.tensor([0], dtype=torch.uint32)
-    with pytest.raises(MaxportError, match="half-split rope over part of a head"):
-        run(
-            lambda v, o, s, f: kernels.rope_ragged(v, o, s, f, interleaved=False),
-            x,
-            offsets,
-            start,
-            table(4, 4),
-        )
+    start = torch.tensor([3], dtype=torch.uint32)
+    got = run(
+        lambda x, o, s, f: kernels.rope_ragged(x, o, s, f, interleaved=False),
+        x, offsets, start, table(8, 4),
+    )  # fmt: skip
+    ends = [2, 3, 6, 7]
+    want = x.double().numpy().copy()
+    want[..., ends] = turn(x[..., ends].numpy(), np.array([3, 4]), interleaved=False)
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def test_fused_qk_rope_turns_what_is_already_cached():
