@@ -105,7 +105,7 @@ def _read(
     require_max()
     say("reading the checkpoint")
     checkpoint = open_checkpoint(model, revision=revision, trust_remote_code=trust_remote_code)
-    name = slug or default_slug(checkpoint.config)
+    name = default_slug(checkpoint.config) if slug is None else slug
     target_folder(output_dir, name, force=force)
     say("importing torch and transformers")
     from maxport.plan.planning import make_plan
