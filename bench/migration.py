@@ -256,9 +256,10 @@ def table(body: dict[str, Any]) -> str:
         names = [n for n, (verdict, *_) in proofs if verdict == "equal"]
         engines = sorted({engine for _, (verdict, engine, _) in proofs if verdict == "equal"})
         proven = f"{row['verdict']}: {', '.join(names)}" if names else row["verdict"]
+        by = ", ".join(engines)
         lines.append(
-            f"| {row['name']} | {row.get('lines', '')} | {numbers} | {proven} | {', '.join(engines)} "
-            f"| {modes} | {package} | {types} | {seconds:.0f} | {why} |"
+            f"| {row['name']} | {row.get('lines', '')} | {numbers} | {proven} | {by} | {modes} "
+            f"| {package} | {types} | {seconds:.0f} | {why} |"
         )
     return "\n".join(lines) + "\n"
 

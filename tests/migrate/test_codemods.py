@@ -332,6 +332,37 @@ def test_sharding_becomes_one_device_and_says_so(tmp_path: Path) -> None:
     assert {c.level for c in work.changes} == {"review"}
 
 
+def test_branches_that_only_set_strategies_go(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + """
+
+class Block(Module):
+    def __init__(self, up, dp: bool) -> None:
+        super().__init__()
+        self.up = up
+        if dp:
+            self.up.sharding_strategy = ShardingStrategy.replicate(1)
+        else:
+            self.up.sharding_strategy = ShardingStrategy.rowwise(1)
+        if dp:
+            self.up.sharding_strategy = ShardingStrategy.replicate(1)
+        else:
+            self.dp = dp
+
+    def __call__(self, xs, signals):
+        if len(xs) > 1:
+            xs = ops.allreduce.sum(xs, signals)
+        return xs
+"""
+    )
+    work = run(Sharding, text, tmp_path)
+    assert work.text.count("if dp:") == 1
+    assert "self.dp = dp" in work.text
+    assert "    def __call__(self, xs, signals):\n        return xs\n" in work.text
+    assert work.counts()["manual"] == 0
+
+
 def test_entry(tmp_path: Path) -> None:
     text = HEAD + (
         "class Block(Module):\n"

@@ -144,7 +144,8 @@ def find_root(kinds: Kinds, target: Target) -> Definition:
             candidates += _candidates(kinds, [module])
     built = _built_by_pipelines(kinds, target)
     if not candidates:  # graphs made by `with Graph(...)` in the pipeline model
-        layers = sorted((d for d in built if kinds.of(d) == "layer"), key=lambda d: d.dotted)
+        found = [d for d in built if kinds.of(d) == "layer"]
+        layers = sorted(found, key=lambda d: _distance(kinds, target, d))
         candidates = [((0, 0, i), definition) for i, definition in enumerate(layers)]
     if not candidates:  # a component or a single file: the last layer defined holds the others
         layers = [Definition(module, name) for module in own for name in _layers_of(kinds, module)]
@@ -157,6 +158,15 @@ def find_root(kinds: Kinds, target: Target) -> Definition:
         )
     chosen = [item for item in candidates if item[1] in built] or candidates
     return min(chosen, key=lambda item: item[0])[1]
+
+
+def _distance(kinds: Kinds, target: Target, found: Definition) -> tuple[bool, bool, int, str]:
+    """Sorts own classes first, then architectures', later definitions before earlier ones."""
+    source = kinds.sources.module(found.module)
+    node = source.classes.get(found.name) if source else None
+    own = found.module.startswith(target.package)
+    architecture = found.module.startswith(ARCHITECTURES)
+    return not own, not architecture, -(node.lineno if node else 0), found.dotted
 
 
 def _layers_of(kinds: Kinds, module: str) -> list[str]:

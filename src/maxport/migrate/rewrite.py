@@ -218,6 +218,7 @@ def parse_statements(code: str) -> list[cst.BaseStatement]:
     found = [node for node in module.body if isinstance(node, cst.BaseStatement)]
     if found and module.header:
         lines = [*module.header, *found[0].leading_lines]  # type: ignore[attr-defined]
+        lines = [n if n.comment else n.with_changes(indent=False) for n in lines]
         found[0] = found[0].with_changes(leading_lines=lines)
     return found
 

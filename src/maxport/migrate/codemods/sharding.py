@@ -78,6 +78,10 @@ class Sharding(Codemod):
             return updated_node
         statement = original_node.body[0]
         target = _target(statement)
+        done = updated_node.body[0]
+        idle = isinstance(done, cst.Assign) and done.targets[0].target.deep_equals(done.value)
+        if idle and not statement.deep_equals(done):
+            return cst.RemoveFromParent()  # what is left of `x = allreduce(x)`
         if isinstance(target, cst.Attribute) and target.attr.value in _STRATEGY:
             self.note(original_node, "review", "sharding strategy dropped: one device")
             return cst.RemoveFromParent()
@@ -103,18 +107,19 @@ class Sharding(Codemod):
         return updated_node
 
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.If | cst.RemovalSentinel:
-        """An `if` that only set a strategy goes with it."""
-        emptied = isinstance(updated_node.body, cst.IndentedBlock) and not updated_node.body.body
-        if emptied and original_node.body.body and updated_node.orelse is None:
+        """An `if` whose branches only set strategies goes with them."""
+        orelse = updated_node.orelse
+        if isinstance(orelse, cst.Else) and _emptied(orelse.body):
+            orelse = None
+        if orelse is None and _emptied(updated_node.body):
             return cst.RemoveFromParent()
-        return updated_node
+        return updated_node.with_changes(orelse=orelse)
 
     def leave_For(
         self, original_node: cst.For, updated_node: cst.For
     ) -> cst.For | cst.RemovalSentinel:
         """A loop that only set strategies goes with them."""
-        emptied = isinstance(updated_node.body, cst.IndentedBlock) and not updated_node.body.body
-        if emptied and original_node.body.body:
+        if _emptied(updated_node.body):
             return cst.RemoveFromParent()
         return updated_node
 
@@ -145,6 +150,11 @@ class Sharding(Codemod):
             self.note(original_node, "review", f"{dotted(func)}: one copy, on one device")
             return cst.List([cst.Element(updated_node.func.value)])
         return updated_node
+
+
+def _emptied(block: cst.BaseSuite) -> bool:
+    """True for a block whose last statement was removed; written code has at least `pass`."""
+    return isinstance(block, cst.IndentedBlock) and not block.body
 
 
 def _target(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:

@@ -191,7 +191,8 @@ class Weights(Codemod):
         if not self.classes:  # in a function that builds the model
             what = f"{holder} holds no weight of its own; a graph that reads it does not trace"
             self.note(original_node, "review", what)
-            made = parse_statements(f"{holder}.{attribute} = None  # held by {source}\n")[0]
+            shared = code_of(call.args[1].value)
+            made = parse_statements(f"{holder}.{attribute} = None  # held by {shared}\n")[0]
             return made.with_changes(leading_lines=updated_node.leading_lines)  # type: ignore[return-value]
         head = self._path(holder)
         owner, _, weight = source.rpartition(".")
