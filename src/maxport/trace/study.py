@@ -18,7 +18,7 @@ from maxport.emit.lift import Lifted, lift
 from maxport.emit.ragged import to_ragged
 from maxport.idioms import Finding, recognise
 from maxport.ir import Graph
-from maxport.trace.capture import export_model
+from maxport.trace.capture import Traced, export_model
 from maxport.trace.fields import field_sources
 from maxport.trace.importer import import_program
 from maxport.trace.numeric import TracedValues
@@ -28,6 +28,11 @@ from maxport.twin import twin_config, twin_model
 SIZES = (0, 1)
 #: A further size, whose weights' shapes confirm the expressions found.
 CONFIRMED = 2
+
+
+#: Exports take seconds, and planning a port and making it trace the same twin.
+_EXPORTED: dict[str, tuple[Traced, PreTrainedModel]] = {}
+_KEPT = 3
 
 
 @dataclass
@@ -61,12 +66,22 @@ class Study:
     base_prefix: str
 
 
+#: The twin traced last: planning a port and making it begin with the same one.
+_LAST: dict[str, tuple[Graph, TracedValues, PreTrainedModel]] = {}
+
+
 def trace_twin(config: PreTrainedConfig) -> tuple[Graph, TracedValues, PreTrainedModel]:
     """One twin's graph as traced, its ground truth, and the model, in bfloat16."""
-    model = twin_model(config, dtype=torch.bfloat16)
-    traced = export_model(model, twin_model(config))
-    graph = import_program(traced)
-    return graph, TracedValues(traced, graph.aliases), model
+    source = getattr(config, "_name_or_path", "")
+    key = f"{type(config).__module__} {source} {config.to_json_string()}"
+    if key not in _LAST:
+        model = twin_model(config, dtype=torch.bfloat16)
+        traced = export_model(model, twin_model(config))
+        graph = import_program(traced)
+        _LAST.clear()
+        _LAST[key] = graph, TracedValues(traced, graph.aliases), model
+    graph, values, model = _LAST[key]
+    return _copy(graph), values, model  # recognising changes a graph in place
 
 
 def study(
