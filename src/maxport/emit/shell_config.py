@@ -57,6 +57,7 @@ def render_model_config(spec: PortSpec) -> str:
             _OWN_FIELDS,
             _kv_params(spec),
             _max_length(spec),
+            _check_traced(spec),
             _initialize(spec),
             _finalize(spec),
         )
@@ -173,6 +174,30 @@ def calculate_max_seq_len(
 '''
 
 
+def _check_traced(spec: PortSpec) -> str:
+    """A check of the keys that decide what is computed, where the model has any."""
+    if not spec.fixed:
+        return ""
+    rows = "\n".join(f"        ({k.key!r}, {k.read}, {k.value!r})," for k in spec.fixed)
+    return f'''
+@staticmethod
+def check_traced(hf: PreTrainedConfig) -> None:
+    """Refuse a checkpoint of the same class that computes something else.
+
+    Raises:
+        ValueError: If a key of config.json is not what it was when the model was traced.
+    """
+    traced = (
+{rows}
+    )
+    wrong = [
+        f"{{key}}={{found!r}}, not {{value!r}}" for key, found, value in traced if found != value
+    ]
+    if wrong:
+        raise ValueError("needs another port, see `maxport port`: " + "; ".join(wrong))
+'''
+
+
 def _initialize(spec: PortSpec) -> str:
     reads = "\n".join(f"        {field.name}={field.read}," for field in spec.config_fields)
     if spec.text_config:
@@ -181,6 +206,8 @@ def _initialize(spec: PortSpec) -> str:
         load = "hf = model_config.huggingface_config\nif hf is None:"
     text = f"    {_hf(spec, 'hf_config')}\n" if spec.text_config else ""
     whole = "hf_config" if spec.text_config else "hf"
+    check = "    cls.check_traced(hf)\n" if spec.fixed else ""
+    refusal = ", or it\n            needs a port of its own" if spec.fixed else ""
     return f'''
 @classmethod
 def initialize(
@@ -198,12 +225,12 @@ def initialize(
         max_seq_len: Most tokens of one request.
 
     Raises:
-        ValueError: If the checkpoint has no config.json that transformers can read.
+        ValueError: If the checkpoint has no config.json that transformers can read{refusal}.
     """
     model_config = model_config or pipeline_config.model
 {textwrap.indent(load, "    ")}
         raise ValueError(f"{{model_config.model_path}} has no config.json to read")
-{text}    encoding = _select_quantization_encoding(model_config, cls.DEFAULT_ENCODING)
+{text}{check}    encoding = _select_quantization_encoding(model_config, cls.DEFAULT_ENCODING)
     devices = [DeviceRef(spec.device_type, spec.id) for spec in model_config.device_specs]
     return cls(
 {reads}

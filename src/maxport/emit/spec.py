@@ -99,6 +99,21 @@ class KVCache:
 
 
 @dataclass(frozen=True)
+class FixedKey:
+    """A configuration key that decides what is computed: a port is right for one value of it.
+
+    Args:
+        key: The key in config.json, nested ones with a dot.
+        read: Expression over `hf`.
+        value: What it was when the model was traced: a flag, a name or None.
+    """
+
+    key: str
+    read: str
+    value: str | bool | None
+
+
+@dataclass(frozen=True)
 class PortSpec:
     """Everything the files around the graph need.
 
@@ -112,6 +127,7 @@ class PortSpec:
         hf_file: Where that class lives, such as `modeling_helium.py`.
         transformers_version: Version the port was made from.
         config_fields: Fields the graph reads, in order.
+        fixed: Keys that a checkpoint must have as they were when the model was traced.
         parameters: The graph's parameter names as patterns; every tensor must end at one.
         weight_rules: How the checkpoint's tensors become those parameters.
         kv_cache: Layout of the KV cache.
@@ -135,6 +151,7 @@ class PortSpec:
     config_fields: tuple[ConfigField, ...]
     parameters: tuple[str, ...]
     weight_rules: tuple[WeightRule, ...] = ()
+    fixed: tuple[FixedKey, ...] = ()
     kv_cache: KVCache = KVCache()
     max_length: str | None = "hf.max_position_embeddings"
     text_config: str = ""

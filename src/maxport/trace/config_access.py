@@ -43,24 +43,13 @@ def measure_reads(opened: Checkpoint, *, trust_remote_code: bool = False) -> Con
     Raises:
         MaxportError: transformers cannot load the config or build the model.
     """
-    import torch
     from transformers import AutoConfig
 
-    from maxport.twin import twin_config, twin_model
+    from maxport.twin import twin_config
 
     try:
         config = AutoConfig.from_pretrained(opened.folder, trust_remote_code=trust_remote_code)
-        small = twin_config(config)
-        recorder = _Recorder()
-        with recorder.watching(small):
-            model = twin_model(small)
-            forward = f"a forward pass of {_TOKENS} tokens"
-            try:
-                with torch.no_grad():
-                    model(input_ids=torch.arange(_TOKENS)[None])
-            except Exception as error:
-                reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-                forward = f"no forward pass: {reason}"
+        return record_reads(twin_config(config))
     except MaxportError:
         raise
     except Exception as error:
@@ -70,6 +59,28 @@ def measure_reads(opened: Checkpoint, *, trust_remote_code: bool = False) -> Con
             where=str(opened.folder),
             fix="run without --measure",
         ) from error
+
+
+def record_reads(small: Any) -> ConfigAccess:
+    """Build the model of a twin's config, run 8 tokens through it, record config accesses.
+
+    Raises:
+        MaxportError: transformers cannot build the model.
+    """
+    import torch
+
+    from maxport.twin import twin_model
+
+    recorder = _Recorder()
+    with recorder.watching(small):
+        model = twin_model(small)
+        forward = f"a forward pass of {_TOKENS} tokens"
+        try:
+            with torch.no_grad():
+                model(input_ids=torch.arange(_TOKENS)[None])
+        except Exception as error:
+            reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+            forward = f"no forward pass: {reason}"
     return ConfigAccess({k: tuple(v) for k, v in sorted(recorder.reads.items())}, forward)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from maxport.emit.expr import FieldSource
+from maxport.emit.spec import FixedKey
 
 #: Keys that say how a checkpoint is run or was made, not what it computes.
 _IGNORED = {"_name_or_path", "architectures", "dtype", "transformers_version", "model_type"}
@@ -73,6 +75,25 @@ def field_sources(configs: Sequence[PreTrainedConfig]) -> list[FieldSource]:
         read = f"hf.{common}" if common != name else text
         out.append(FieldSource(common, read, values, _annotation(value)))
     return out + _derived(configs, {f.name for f in out})
+
+
+def fixed_keys(config: PreTrainedConfig, reads: Collection[str]) -> list[FixedKey]:
+    """Flags, names and absent values that decide what the model computes.
+
+    Args:
+        config: The checkpoint's configuration.
+        reads: Keys that the model's code reads, nested ones with a dot.
+    """
+    generic = {*PreTrainedConfig().to_dict(), "use_cache"}
+    found = []
+    for text, value in _table(config).values():
+        key = re.sub(r'\["(\w+)"\]', r".\1", text.removeprefix("hf."))
+        last = key.rpartition(".")[2]
+        if last in generic or last.endswith("token_id") or not isinstance(value, bool | str | None):
+            continue
+        if key in reads or last == "rope_type":
+            found.append(FixedKey(key, text, value))
+    return found
 
 
 def _derived(configs: Sequence[PreTrainedConfig], present: set[str]) -> list[FieldSource]:

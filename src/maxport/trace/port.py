@@ -176,6 +176,7 @@ def make_port(
         config_fields=tuple(_sources(result, names)),
         parameters=tuple(parameters),
         weight_rules=tuple(_rules(result, graph, stored)),
+        fixed=tuple(k for k in result.fixed if k.key not in names),
         kv_cache=KVCache(
             num_layers="hf.num_hidden_layers",
             n_kv_heads=_over_hf(result, graph.kv_heads),

@@ -16,10 +16,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from maxport.emit.graphfile import Origin
 from maxport.emit.lift import Lifted, lift
 from maxport.emit.ragged import to_ragged
+from maxport.emit.spec import FixedKey
 from maxport.idioms import Finding, recognise
 from maxport.ir import Graph
 from maxport.trace.capture import Traced, export_model
-from maxport.trace.fields import field_sources
+from maxport.trace.config_access import record_reads
+from maxport.trace.fields import field_sources, fixed_keys
 from maxport.trace.importer import import_program
 from maxport.trace.numeric import TracedValues
 from maxport.twin import twin_config, twin_model
@@ -51,6 +53,7 @@ class Study:
         origins: Where transformers defines each class.
         ignored: Patterns of checkpoint keys that transformers ignores.
         base_prefix: Prefix that transformers adds to checkpoints saved without the head.
+        fixed: Configuration keys that decide what is computed, as the model was traced with.
     """
 
     model_class: type[PreTrainedModel]
@@ -64,6 +67,7 @@ class Study:
     origins: dict[str, Origin]
     ignored: list[str]
     base_prefix: str
+    fixed: list[FixedKey]
 
 
 #: The twin traced last: planning a port and making it begin with the same one.
@@ -130,6 +134,7 @@ def study(
     return Study(
         type(model), before, recognised, lifted, findings, total - sum(plain.values()), total,
         plain, class_origins(recognised), ignored, model.base_model_prefix,
+        fixed_keys(config, record_reads(configs[0]).reads),
     )  # fmt: skip
 
 
