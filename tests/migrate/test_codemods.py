@@ -388,6 +388,35 @@ def test_entry(tmp_path: Path) -> None:
     assert "input_types" not in body
 
 
+def test_entry_takes_inputs_one_by_one(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + """
+
+class Model(Module):
+    def __call__(self, tokens, kv, n):
+        return tokens
+
+    def trace(self, *input_types):
+        def forward(*inputs):
+            left = iter(inputs)
+            tokens = next(left)
+            input_row_offsets = next(left)
+            return_n_logits = next(left)
+            signals = [next(left).buffer for _ in range(2)]
+            return self(tokens.tensor, list(left), return_n_logits.tensor)
+
+        return Graph("model", forward, input_types=input_types)
+"""
+    )
+    work = run(Entry, text, tmp_path)
+    place = work.text.index("        tokens: Tensor,\n        return_n_logits: Tensor,\n")
+    assert "        input_row_offsets: Tensor,\n        *kv_inputs: Tensor," in work.text[place:]
+    assert "inputs = (tokens, input_row_offsets, return_n_logits, *kv_inputs)" in work.text
+    assert "signals = []" in work.text
+    compile(work.text, "block.py", "exec")
+
+
 @pytest.mark.parametrize("codemod", ORDER, ids=lambda c: c.NAME)
 def test_a_second_run_changes_nothing(codemod: type[Codemod], tmp_path: Path) -> None:
     text = HEAD + (

@@ -149,6 +149,30 @@ def test_circular_imports_end_in_an_answer(tmp_path: Path) -> None:
     assert "not a MAX model" in str(result.exception)
 
 
+def test_circular_imports_of_v2_layers_still_migrate(tmp_path: Path) -> None:
+    folder = tmp_path / "ring"
+    folder.mkdir()
+    head = "from max.graph import TensorValue, ops\nfrom max.nn.layer import Module\n"
+    layer = "(Module):\n    def __call__(self, x: TensorValue) -> TensorValue:\n"
+    (folder / "a.py").write_text(
+        f"{head}from .b import B\n\n\nclass A{layer}        return B()(ops.relu(x))\n"
+    )
+    (folder / "b.py").write_text(
+        f"{head}from . import a\n\n\nclass B{layer}        return ops.silu(x)\n"
+    )
+    result = run(str(folder))
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "ring_modulev3" / "a.py").read_text()
+    assert "from .b import B" in text and "B()(F.relu(x))" in text
+    assert "F.silu(x)" in (tmp_path / "ring_modulev3" / "b.py").read_text()
+
+
+def test_an_html_report_that_cannot_be_written(tmp_path: Path) -> None:
+    result = run("mpnet", "--check", "--html", str(tmp_path / "none" / "page.html"))
+    assert isinstance(result.exception, MaxportError)
+    assert "cannot write the HTML report" in str(result.exception)
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     result = run("mpnet", "-o", str(tmp_path / "out"))

@@ -16,6 +16,7 @@ import click
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write into.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if anything is V2.")
 @click.option("--prove", "proving", is_flag=True, help="Build both graphs and compare them.")
+@click.option("--compile", "compiling", is_flag=True, help="Also compile and run both, on the CPU.")
 @click.option("--diff", "show_diff", is_flag=True, help="Show the diff.")
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Also write an HTML report.")
 @click.option("--force", is_flag=True, help="Replace an existing V3 package.")
@@ -26,6 +27,7 @@ def command(
     output: Path | None,
     check: bool,
     proving: bool,
+    compiling: bool,
     show_diff: bool,
     page: Path | None,
     force: bool,
@@ -62,12 +64,13 @@ def command(
     if place is not None:
         write_package(result.files, place)
         body["written"] = str(place)
+    proving = proving or compiling
     if proving:
         body["types"] = type_findings(result.files, result.plan.name)
-        body["proof"] = _prove(result, place)
+        body["proof"] = _prove(result, place, compiling)
     if page is not None:
         text = report.to_html(result, body.get("proof"), body.get("types"))
-        page.write_text(text, encoding="utf-8")
+        _write_page(page, text)
     if as_json:
         click.echo(json.dumps(body, indent=2))
     else:
@@ -79,8 +82,34 @@ def command(
         if proving:
             click.echo(_types(body["types"], verbose))
             click.echo(f"proof: {body['proof']['summary']}")
-    if check or (proving and body["proof"]["verdict"] != "equal"):
+        if compiling:
+            click.echo(f"compiled: {_compiled_summary(body['proof'].get('compiled'))}")
+    if check or (proving and not _holds(body["proof"], compiling)):
         sys.exit(1)
+
+
+def _holds(proof: dict[str, Any], compiling: bool) -> bool:
+    compiled = proof.get("compiled") or {}
+    return proof["verdict"] == "equal" and (not compiling or bool(compiled.get("equal")))
+
+
+def _compiled_summary(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not run, since the graphs are not proven equal"
+    count = len(found["tokens"][0][0])
+    verdict = "equal" if found["equal"] else "differs"
+    return f"{verdict}; logits differ by {found['max_diff']:.2g}, {count} greedy tokens each"
+
+
+def _write_page(page: Path, text: str) -> None:
+    from maxport.errors import MaxportError
+
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MaxportError(
+            f"cannot write the HTML report ({error.strerror})", where=str(page)
+        ) from error
 
 
 def _types(findings: list[str] | None, verbose: bool) -> str:
@@ -94,7 +123,7 @@ def _nothing(target: Any) -> str:
     return f"{target.name}: already ModuleV3, nothing to do"
 
 
-def _prove(result: Any, place: Path | None) -> dict[str, Any]:
+def _prove(result: Any, place: Path | None, compiling: bool) -> dict[str, Any]:
     """Prove the written package, or a temporary copy of it."""
     from maxport.migrate.prove import prove
     from maxport.migrate.twins import make_twin, registered_names
@@ -109,4 +138,9 @@ def _prove(result: Any, place: Path | None) -> dict[str, Any]:
         if package is None:
             package = Path(folder) / result.plan.name
             write_package(result.files, package)
-        return prove(result.plan, package, names[0], twin).to_json()
+        body = prove(result.plan, package, names[0], twin).to_json()
+        if compiling and body["verdict"] == "equal":
+            from maxport.migrate.compiled import compile_and_compare
+
+            body["compiled"] = compile_and_compare(names[0], package, twin).to_json()
+        return body

@@ -278,11 +278,22 @@ def trace_v3(cls: type, call: RootCall, mode: str | None) -> LaneGraph:
 
 
 def _v3_types(call: RootCall, device: Any) -> tuple[Any, ...]:
+    """V3's input types: MAX's own for a ragged batch with a cache, and V2's further ones."""
     from max.graph import DeviceRef
     from max.pipelines.lib.interfaces.batch_processor import modulev3_ragged_kv_symbolic_inputs
 
-    return tuple(
+    usual = tuple(
         modulev3_ragged_kv_symbolic_inputs(
             kv_params=call.kv_params, device_refs=[DeviceRef.from_device(device)]
         )
     )
+    given = [kind for kind in call.input_types if not _is_signal(kind)]
+    if len(given) == len(usual):
+        return usual
+    tokens, offsets, count, *rest = given  # V2's order; states beside the cache follow it
+    return tokens, count, offsets, *rest
+
+
+def _is_signal(kind: Any) -> bool:
+    """Whether an input only synchronises devices."""
+    return type(kind).__name__ == "BufferType" and kind.dtype.name == "uint8" and kind.rank == 1

@@ -151,19 +151,25 @@ def _prove_root(proof: Proof, case: _Case) -> None:
 def _recorded(case: _Case) -> tuple[Any, str]:
     """V2's root call, in float32 where V2 takes it and else in bfloat16, with that encoding's name.
 
-    Some V2 layers insist on bfloat16, which shows only when they are traced.
+    Some V2 layers insist on bfloat16, which shows only when they are traced; some architectures
+    refuse the CPU, and are recorded on a GPU, a simulated one where there is none.
     """
     from maxport.engine import lanes
 
     root = case.plan.root
-    call = lanes.record_root(
-        root.module,
-        root.name,
-        case.class_name,
-        case.twin,
-        device=case.device,
-        architecture=case.architecture,
-    )
+    same: dict[str, Any] = {"architecture": case.architecture}
+    try:
+        call = lanes.record_root(
+            root.module, root.name, case.class_name, case.twin, device=case.device, **same
+        )
+    except MaxportError as first:  # it may be for GPUs only
+        same |= {"device": "gpu", "encoding": "bfloat16"}
+        twin = in_bfloat16(case.twin)
+        try:
+            call = lanes.record_root(root.module, root.name, case.class_name, twin, **same)
+        except MaxportError:
+            raise first from None
+        return call, "bfloat16"
     if lanes.holds_layers(call):
         return call, "float32"
     try:

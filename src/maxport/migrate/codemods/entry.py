@@ -193,10 +193,15 @@ def _graph_values(value: cst.BaseExpression) -> cst.BaseExpression:
 def _unpacked(
     star: str, statements: list[cst.BaseStatement]
 ) -> tuple[list[str], list[cst.BaseStatement]]:
-    """Parameter names of `def forward(*inputs)` from `a, b, *rest = inputs` in its body.
+    """Parameter names of `def forward(*inputs)` from `a, b, *rest = inputs` in its body, or from
+    `a = next(it)` at its head.
 
     The flat tuple is put together again in V2's order, so that the body may stay as it is.
     """
+    taken = _taken(star, statements)
+    if taken:
+        flat = ", ".join([*taken, "*kv_inputs"])
+        return taken, [*parse_statements(f"{star} = ({flat})\n"), *statements]
     for statement in reversed(statements):
         found = m.findall(statement, m.Assign(value=m.Name(star)))
         for assign in found:
@@ -212,6 +217,26 @@ def _unpacked(
                 rebuilt = parse_statements(f"{star} = ({flat})\n")
                 return names, [*rebuilt, *statements]
     return [], statements
+
+
+def _taken(star: str, statements: list[cst.BaseStatement]) -> list[str]:
+    """Names bound by `a = next(it)` straight after `it = iter(inputs)`."""
+    names: list[str] = []
+    iterator = ""
+    for statement in statements:
+        if not m.matches(statement, m.SimpleStatementLine([m.Assign(value=m.Call())])):
+            break
+        assign = statement.body[0]
+        assert isinstance(assign, cst.Assign) and isinstance(assign.value, cst.Call)
+        target, called = dotted(assign.targets[0].target), dotted(assign.value.func)
+        given = [dotted(arg.value) for arg in assign.value.args]
+        if called == "iter" and given == [star]:
+            iterator = target
+        elif called == "next" and iterator and given == [iterator]:
+            names.append(target)
+        else:
+            break
+    return names
 
 
 def _methods(node: cst.ClassDef) -> list[cst.FunctionDef]:

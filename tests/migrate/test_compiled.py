@@ -1,0 +1,60 @@
+"""A migrated decoder compiled beside V2's: the same logits, the same greedy tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maxport.migrate.compiled import compare_runners, compile_and_compare
+from maxport.migrate.run import migrate
+from maxport.migrate.target import open_target
+from maxport.migrate.twins import make_twin
+from maxport.migrate.write import write_package
+
+
+class Counting:
+    """A runner whose next token is the last one plus a stride."""
+
+    def __init__(self, stride: int, shift: float = 0.0) -> None:
+        self.stride, self.shift = stride, shift
+
+    def step(self, batch: Mapping[int, Sequence[int]]) -> dict[int, np.ndarray]:
+        rows = {}
+        for key, tokens in batch.items():
+            rows[key] = np.full((len(tokens), 64), self.shift, np.float32)
+            for at, token in enumerate(tokens):
+                rows[key][at, (token + self.stride) % 64] += 1
+        return rows
+
+
+def test_the_same_tokens_and_logits_are_equal() -> None:
+    proof = compare_runners(Counting(3), Counting(3), steps=4)
+    assert proof.equal
+    assert proof.max_diff == 0.0
+    assert proof.tokens[0] == ((16, 19, 22, 25), (16, 19, 22, 25))
+    assert proof.to_json()["equal"] is True
+
+
+def test_other_tokens_or_other_logits_are_not() -> None:
+    other = compare_runners(Counting(3), Counting(4), steps=4)
+    assert not other.equal
+    assert other.tokens[1][0] != other.tokens[1][1]
+    shifted = compare_runners(Counting(3), Counting(3, shift=0.1), steps=4)
+    assert not shifted.equal
+    assert shifted.max_diff == pytest.approx(0.1)
+    assert shifted.tokens[0][0] == shifted.tokens[0][1]
+
+
+@pytest.mark.compiled
+def test_a_migrated_decoder_generates_what_v2_does(tmp_path: Path) -> None:
+    result = migrate(open_target("granite"))
+    assert result is not None
+    package = tmp_path / result.plan.name
+    write_package(result.files, package)
+    twin = make_twin("GraniteForCausalLM", tmp_path / "twin")
+    proof = compile_and_compare("GraniteForCausalLM", package, twin)
+    assert proof.equal, proof
+    assert len(proof.tokens[0][0]) == 8
