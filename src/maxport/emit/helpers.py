@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Helper:
-    """One emitted function: its source, its imports, and the helpers it calls."""
-
-    source: str
-    imports: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-
-
-_F = "from max.experimental import functional as F"
-_TENSOR = "from max.experimental.tensor import Tensor"
-_CPU = "from max.driver import CPU"
-_DTYPE = "from max.dtype import DType"
-_NP = "import numpy as np"
-_MATH = "import math"
-_KERNELS = "from max.experimental.nn.common_layers.functional_kernels import {}"
-_KV = "from max.nn.kv_cache import KVCacheParams, PagedCacheValues"
-_MASK = "from max.nn.attention import MHAMaskVariant"
+from maxport.emit.helper import CPU, DTYPE, KERNELS, KV, MASK, MATH, NP, TENSOR, F, Helper
+from maxport.emit.helpers_rope import ROPE_HELPERS
 
 HELPERS: dict[str, Helper] = {
+    **ROPE_HELPERS,
     "last_n_rows": Helper(
         '''
 def last_n_rows(row_offsets: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +21,7 @@ def last_n_rows(row_offsets: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     )
     return rows, starts
 ''',
-        (_F, _TENSOR, _DTYPE),
+        (F, TENSOR, DTYPE),
     ),
     "store": Helper(
         '''
@@ -52,12 +35,12 @@ def store(
     return index
 '''.replace("TensorValue", "Tensor"),
         (
-            _F,
-            _TENSOR,
-            _CPU,
-            _DTYPE,
-            _KV,
-            _KERNELS.format("store_k_cache_ragged"),
+            F,
+            TENSOR,
+            CPU,
+            DTYPE,
+            KV,
+            KERNELS.format("store_k_cache_ragged"),
             "from max.nn.kernels import store_v_cache_ragged as _store_v_cache_ragged",
             "@store_v_cache_ragged = F.functional(_store_v_cache_ragged)",
         ),
@@ -106,7 +89,7 @@ def attend(
         local_window_size=window,
     )
 ''',
-        (_TENSOR, _KV, _MASK, _KERNELS.format("flash_attention_ragged")),
+        (TENSOR, KV, MASK, KERNELS.format("flash_attention_ragged")),
         ("store",),
     ),
     "attend_padded": Helper(
@@ -137,7 +120,7 @@ def attend_padded(
     )
     return out[..., :width] if rest else out
 ''',
-        (_F, _TENSOR, _KV, _MASK),
+        (F, TENSOR, KV, MASK),
         ("attend",),
     ),
     "attend_scores": Helper(
@@ -217,11 +200,11 @@ def attend_scores(
     return F.reshape(out, (total, heads, head_dim))
 ''',
         (
-            _F,
-            _TENSOR,
-            _DTYPE,
-            _KV,
-            _NP,
+            F,
+            TENSOR,
+            DTYPE,
+            KV,
+            NP,
             "from collections.abc import Sequence",
             "from max.graph import ops",
         ),
@@ -233,7 +216,7 @@ def as_tensor(value: Any) -> Tensor:
     """A graph value of the cache as a tensor."""
     return value if isinstance(value, Tensor) else Tensor.from_graph_value(value)
 ''',
-        (_TENSOR, "from typing import Any"),
+        (TENSOR, "from typing import Any"),
     ),
     "request_and_positions": Helper(
         '''
@@ -250,170 +233,8 @@ def request_and_positions(
     start = F.gather(cached, request, axis=0) - F.gather(offsets, request, axis=0)
     return request, row + start
 ''',
-        (_F, _TENSOR, _DTYPE, _KV, "from max.graph import DimLike"),
+        (F, TENSOR, DTYPE, KV, "from max.graph import DimLike"),
         ("as_tensor",),
-    ),
-    "rotate": Helper(
-        '''
-def rotate(
-    x: Tensor,
-    freqs_cis: Tensor,
-    kv: PagedCacheValues,
-    row_offsets: Tensor,
-    *,
-    interleaved: bool,
-) -> Tensor:
-    """Rotary position embedding of heads (total, heads, head_dim).
-
-    Args:
-        x: Queries or keys.
-        freqs_cis: Cosine and sine of every position and pair, (positions, head_dim).
-        kv: The paged KV cache, which knows how many tokens of each request came before.
-        row_offsets: Where each request's tokens begin.
-        interleaved: Whether a pair is two adjacent columns; otherwise column i and i + half.
-    """
-    return rope_ragged(
-        x, row_offsets, as_tensor(kv.cache_lengths), freqs_cis, interleaved=interleaved
-    )
-''',
-        (_TENSOR, _KV, _KERNELS.format("rope_ragged")),
-        ("as_tensor",),
-    ),
-    "rotate_columns": Helper(
-        '''
-def rotate_columns(
-    x: Tensor,
-    freqs_cis: Tensor,
-    kv: PagedCacheValues,
-    row_offsets: Tensor,
-    *,
-    start: int,
-    width: int,
-    interleaved: bool,
-) -> Tensor:
-    """Rotary position embedding of `width` columns of each head, from column `start` on."""
-    rest = int(x.shape[-1]) - start - width
-    sizes = [size for size in (start, width, rest) if size]
-    parts = x.split(sizes, axis=-1) if len(sizes) > 1 else [x]
-    turned = 1 if start else 0
-    parts[turned] = rotate(parts[turned], freqs_cis, kv, row_offsets, interleaved=interleaved)
-    return F.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
-''',
-        (_F, _TENSOR, _KV),
-        ("rotate",),
-    ),
-    "rope_table": Helper(
-        '''
-def rope_table(
-    frequencies: np.ndarray, positions: int, like: Tensor, *, factor: float = 1.0
-) -> Tensor:
-    """Cosines and sines for rotary embedding, adjacent: (positions, 2 * pairs).
-
-    Args:
-        frequencies: Angle per position of every pair, in radians.
-        positions: Positions to cover.
-        like: A tensor with the table's dtype and device.
-        factor: Length of a rotated unit vector.
-    """
-    position = F.arange(0, positions, 1, dtype=DType.float32, device=CPU())
-    frequency = F.constant(frequencies.astype(np.float32), DType.float32, device=CPU())
-    angle = F.outer(position, frequency)
-    table = F.stack([F.cos(angle) * factor, F.sin(angle) * factor], axis=-1)
-    table = F.reshape(table, (positions, 2 * len(frequencies)))
-    return F.cast(table, like.dtype).to(like.device)
-''',
-        (_F, _TENSOR, _DTYPE, _CPU, _NP),
-    ),
-    "default_frequencies": Helper(
-        '''
-def default_frequencies(width: int, rope_theta: float) -> np.ndarray:
-    """Rotary frequencies, one for each pair of `width` columns, in radians per position."""
-    return 1.0 / rope_theta ** (np.arange(0, width, 2) / width)
-''',
-        (_NP,),
-    ),
-    "linear_frequencies": Helper(
-        '''
-def linear_frequencies(width: int, rope_theta: float, factor: float) -> np.ndarray:
-    """Rotary frequencies with positions compressed by `factor`."""
-    return default_frequencies(width, rope_theta) / factor
-''',
-        (_NP,),
-        ("default_frequencies",),
-    ),
-    "llama3_frequencies": Helper(
-        '''
-def llama3_frequencies(
-    width: int,
-    rope_theta: float,
-    factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    original_max_position_embeddings: int,
-) -> np.ndarray:
-    """Rotary frequencies with Llama 3.1's scaling: long waves slowed down, short ones kept."""
-    base = default_frequencies(width, rope_theta)
-    wavelength = 2 * math.pi / base
-    turns = original_max_position_embeddings / wavelength
-    smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
-    smooth = np.clip(smooth, 0.0, 1.0)
-    return (1 - smooth) * base / factor + smooth * base
-''',
-        (_NP, _MATH),
-        ("default_frequencies",),
-    ),
-    "yarn_frequencies": Helper(
-        '''
-def yarn_frequencies(
-    width: int,
-    rope_theta: float,
-    factor: float,
-    beta_fast: float,
-    beta_slow: float,
-    original_max_position_embeddings: int,
-    truncate: bool,
-) -> np.ndarray:
-    """Rotary frequencies with YaRN's scaling: a ramp from kept to slowed-down frequencies."""
-    base = default_frequencies(width, rope_theta)
-
-    def pair_with(turns: float) -> float:
-        reach = original_max_position_embeddings / (turns * 2 * math.pi)
-        return width * math.log(reach) / (2 * math.log(rope_theta))
-
-    low, high = pair_with(beta_fast), pair_with(beta_slow)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
-    high = high + 0.001 if low == high else high
-    ramp = np.clip((np.arange(width // 2) - low) / (high - low), 0.0, 1.0)
-    return base / factor * ramp + base * (1 - ramp)
-''',
-        (_NP, _MATH),
-        ("default_frequencies",),
-    ),
-    "proportional_frequencies": Helper(
-        '''
-def proportional_frequencies(
-    width: int, rope_theta: float, partial_rotary_factor: float, factor: float = 1.0
-) -> np.ndarray:
-    """Rotary frequencies of which only the first share of the pairs turn; the others are 0."""
-    turning = int(partial_rotary_factor * width // 2)
-    base = 1.0 / rope_theta ** (np.arange(0, 2 * turning, 2) / width)
-    return np.concatenate([base, np.zeros(width // 2 - turning)]) / factor
-''',
-        (_NP,),
-    ),
-    "yarn_factor": Helper(
-        '''
-def yarn_factor(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-    """YaRN's length of a rotated unit vector."""
-
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    return scale(mscale) / scale(mscale_all_dim) if mscale_all_dim else scale(mscale)
-''',
-        (_MATH,),
     ),
     "alibi_slopes": Helper(
         '''
@@ -423,7 +244,7 @@ def alibi_slopes(heads: int, bias_max: float) -> list[float]:
     slopes = [2.0 ** (-(i + 1) * bias_max / whole) for i in range(whole)]
     return slopes if whole == heads else (slopes[1::2] + slopes[::2])[:heads]
 ''',
-        (_MATH,),
+        (MATH,),
     ),
     "sinusoids": Helper(
         '''
@@ -447,7 +268,7 @@ def sinusoids(
         rows = rows * F.cast(F.unsqueeze(positions, 1) != zero_row, DType.float32)
     return F.cast(rows, dtype)
 ''',
-        (_F, _TENSOR, _DTYPE, _NP),
+        (F, TENSOR, DTYPE, NP),
     ),
     "softcap": Helper(
         '''
@@ -455,7 +276,7 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     """`cap * tanh(x / cap)`: values bent into (-cap, cap)."""
     return F.tanh(x / cap) * cap
 ''',
-        (_F, _TENSOR),
+        (F, TENSOR),
     ),
     "squared_relu": Helper(
         '''
@@ -464,7 +285,7 @@ def squared_relu(x: Tensor) -> Tensor:
     positive = F.relu(x)
     return positive * positive
 ''',
-        (_F, _TENSOR),
+        (F, TENSOR),
     ),
     "unit_rms_norm": Helper(
         '''
@@ -473,7 +294,7 @@ def unit_rms_norm(x: Tensor, eps: float) -> Tensor:
     ones = F.broadcast_to(F.constant(1.0, x.dtype, device=x.device), (x.shape[-1],))
     return rms_norm(x, ones, eps, multiply_before_cast=True)
 ''',
-        (_F, _TENSOR, "from max.experimental.nn.norm import rms_norm"),
+        (F, TENSOR, "from max.experimental.nn.norm import rms_norm"),
     ),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -304,22 +304,34 @@ def norm_arguments(node: Node) -> str:
 
 def _rope_table(p: Printer, node: Node) -> Text:
     rope: Rope = node.attrs["rope"]
-    p.body.helpers |= {"rope_table", f"{rope.kind}_frequencies"}
-    width = p.number(rope.width).text
-    arguments = ", ".join([width, *(p.number(v).text for _, v in rope.arguments)])
+    p.body.helpers.add(f"{rope.kind}_frequencies")
     factor = ""
     if isinstance(rope.factor, tuple):
-        p.body.helpers.add("yarn_factor")
-        given = ", ".join(p.number(v).text for v in rope.factor)
-        factor = f", factor=yarn_factor({given})"
+        name, *given = rope.factor
+        p.body.helpers.add(name)
+        factor = f", factor={name}({', '.join(p.number(v).text for v in given)})"
     elif isinstance(rope.factor, Expr) or rope.factor != 1.0:
         factor = f", factor={p.number(rope.factor).text}"
-    frequencies = f"{rope.kind}_frequencies({arguments})"
-    if rope.sign < 0:
-        frequencies = f"-{frequencies}"
     length = p.attribute("max_seq_len", "config.max_seq_len")
     like = p.value(node.args[0]).text
+    if rope.kind == "longrope":
+        p.body.helpers.add("longrope_table")
+        tables = ", ".join(_frequencies(p, rope, ("rope_theta", n)) for n in _LONGROPE)
+        return Text(f"longrope_table({tables}, {length}, {like}{factor})")
+    p.body.helpers.add("rope_table")
+    frequencies = _frequencies(p, rope, [name for name, _ in rope.arguments])
     return Text(f"rope_table({frequencies}, {length}, {like}{factor})")
+
+
+#: LongRoPE's two sets of factors: up to the trained length, and beyond it.
+_LONGROPE = ("short_factor", "long_factor")
+
+
+def _frequencies(p: Printer, rope: Rope, names: Sequence[str]) -> str:
+    given = dict(rope.arguments)
+    arguments = [rope.width, *(given[name] for name in names)]
+    sign = "-" if rope.sign < 0 else ""
+    return f"{sign}{rope.kind}_frequencies({', '.join(p.number(v).text for v in arguments)})"
 
 
 def _rope(p: Printer, node: Node) -> Text:
@@ -336,6 +348,14 @@ def _rope(p: Printer, node: Node) -> Text:
         )
     source, table, kv, offsets = (p.value(a) for a in node.args)
     common = f"{source.text}, {table.text}, {kv.text}, {offsets.text}"
+    if rope.kind == "longrope":
+        p.body.helpers.add("rotate_long")
+        original = p.number(dict(rope.arguments)["original_max_position_embeddings"]).text
+        start, span = p.number(rope.offset).text, p.number(rope.width).text
+        return Text(
+            f"rotate_long({common}, original={original}, start={start}, width={span}, "
+            f"interleaved={rope.interleaved})"
+        )
     if whole:
         p.body.helpers.add("rotate")
         return Text(f"rotate({common}, interleaved={rope.interleaved})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ class Rope:
         interleaved: Whether pairs are adjacent columns.
         sign: -1 where it runs backwards.
         arguments: The formula's keyword arguments, in order.
-        factor: Length of a rotated unit vector: a number, an expression, or the arguments of
-            YaRN's formula for it.
+        factor: Length of a rotated unit vector: a number, an expression, or the name of a formula
+            for it with its arguments.
     """
 
     kind: str
@@ -106,6 +106,18 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0, all_dim: float = 0
     return scale(mscale) / scale(all_dim) if all_dim else scale(mscale)
 
 
+def longrope_frequencies(width: int, theta: float, factors: Sequence[float]) -> np.ndarray:
+    """LongRoPE: every pair slowed down by a factor of its own (`_compute_longrope_parameters`)."""
+    out: np.ndarray = default_frequencies(width, theta) / np.asarray(factors)
+    return out
+
+
+def longrope_attention_factor(longest: float, original: float) -> float:
+    """LongRoPE's length of a rotated vector where the configuration gives none."""
+    stretch = longest / original
+    return math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+
+
 def proportional_frequencies(
     width: int, theta: float, partial: float, factor: float = 1.0
 ) -> np.ndarray:
@@ -152,6 +164,11 @@ _FORMULAS = (
         ),
         yarn_frequencies,
     ),
+    _Formula(
+        "longrope",
+        ("rope_theta", "short_factor", "long_factor", "original_max_position_embeddings"),
+        lambda w, t, short, long, original: longrope_frequencies(w, t, short),
+    ),
 )
 _DEFAULTS: dict[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
@@ -170,7 +187,8 @@ def lift_rope(lifter: Lifter, twins: tuple[Rotation, ...], where: str) -> Rope:
     found = _formula(lifter, twins)
     if found is None:
         raise MaxportError(
-            "the rotary frequencies follow none of the formulas default, linear, llama3 and yarn",
+            "the rotary frequencies follow none of the formulas default, linear, llama3, yarn, "
+            "longrope and proportional",
             where=where,
             fix="report the model with its config.json",
         )
@@ -185,18 +203,37 @@ def _factor(
     values = tuple(t.factor for t in twins)
     if all(abs(v - 1.0) < 1e-6 for v in values):
         return 1.0
-    if kind == "yarn":
-        for names in (("factor",), ("factor", "mscale", "mscale_all_dim")):
-            found = _yarn_factor(lifter, values, arguments, names)
-            if found:
-                return found
+    for name, formula, names in _FACTORS.get(kind, ()):
+        found = _formula_factor(lifter, values, arguments, formula, names)
+        if found:
+            return (name, *found)
     return lifter.lift(values, where)
 
 
-def _yarn_factor(
-    lifter: Lifter, values: tuple[float, ...], arguments: dict[str, Any], names: tuple[str, ...]
+#: Formulas for the length of a rotated vector by kind: helper, function, configuration fields.
+_FACTORS: dict[str, tuple[tuple[str, Callable[..., float], tuple[str, ...]], ...]] = {
+    "yarn": (
+        ("yarn_factor", yarn_attention_factor, ("factor",)),
+        ("yarn_factor", yarn_attention_factor, ("factor", "mscale", "mscale_all_dim")),
+    ),
+    "longrope": (
+        (
+            "longrope_factor",
+            longrope_attention_factor,
+            ("max_position_embeddings", "original_max_position_embeddings"),
+        ),
+    ),
+}
+
+
+def _formula_factor(
+    lifter: Lifter,
+    values: tuple[float, ...],
+    arguments: dict[str, Any],
+    formula: Callable[..., float],
+    names: tuple[str, ...],
 ) -> tuple[Any, ...]:
-    """The arguments of YaRN's formula for the length of a rotated vector, if it gives `values`."""
+    """The formula's arguments if it gives `values`, else nothing."""
     by_name = {f.name: f for f in lifter.fields}
     chosen = []
     for name in names:
@@ -209,7 +246,7 @@ def _yarn_factor(
             return ()
     for index, value in enumerate(values):
         numbers = [c.values[index] if isinstance(c, Expr) else c for c in chosen]
-        if abs(yarn_attention_factor(*numbers) - value) > 1e-5:
+        if abs(formula(*numbers) - value) > 1e-5:
             return ()
     return tuple(chosen)
 

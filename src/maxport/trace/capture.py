@@ -236,6 +236,26 @@ class _Logits(nn.Module):
         return logits
 
 
+@contextlib.contextmanager
+def unscaled_rope(model: PreTrainedModel) -> Iterator[None]:
+    """Keep rotary frequencies as they are made: what transformers does at the trained lengths.
+
+    `dynamic_rope_update` (modeling_rope_utils.py) swaps them once a sequence is longer, which no
+    graph can hold; the emitter restores that from the configuration.
+    """
+    changed = []
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):
+            changed.append((module, kind))
+            module.rope_type = "unscaled"
+    try:
+        yield
+    finally:
+        for module, kind in changed:
+            module.rope_type = kind
+
+
 @dataclass(frozen=True)
 class Traced:
     """An exported program, the batch size it was exported with, and its buffers in full precision.
@@ -289,7 +309,7 @@ def export_model(model: PreTrainedModel, exact: PreTrainedModel | None = None) -
     buffers = {f"model.{n}": b for n, b in (exact or model).named_buffers()}
     error: Exception | None = None
     wrapped = _Logits(model).eval()
-    with torch.no_grad(), opaque_attention(model):
+    with torch.no_grad(), opaque_attention(model), unscaled_rope(model):
         for length in (Dim("s", min=2, max=4096), Dim.AUTO):
             try:
                 shapes = {"input_ids": {1: length}, "position_ids": {1: length}}
