@@ -120,7 +120,12 @@ def main() -> None:
         rows = [
             measure("inspect", ["inspect", folder], 1.0, 5),
             measure("list-keys", ["list-keys", folder, "--summary"], 1.0, 5),
-            measure("check-walls", ["check-walls", folder, "--device", "cpu"], 1.0, 5),
+            measure(
+                "check-walls",
+                ["check-walls", folder, "--device", "cpu", "--device-memory", "400"],
+                1.0,
+                5,
+            ),
         ]
     if len(sys.argv) > 2:
         model, port = sys.argv[1:3]
