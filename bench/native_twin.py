@@ -26,10 +26,14 @@ PUBLISHED_ROUTING: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     "deepseek_v32": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     "glm_moe_dsa": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "hy_v3": {"route_norm": True, "moe_router_use_sigmoid": True},
 }
 
 #: Tensor names of published checkpoints where transformers saves others (NemotronH).
 PUBLISHED_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
+
+#: Tensors that bfloat16 checkpoints keep in float32 (DeepSeek V3, Nemotron-H).
+PUBLISHED_FLOAT32 = ("e_score_correction_bias",)
 
 #: A small encoder, in the names that encoders' configs share.
 ENCODER_SIZES = {
@@ -104,14 +108,17 @@ def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) 
 
 
 def rename_tensors(folder: Path) -> None:
-    """Give tensors the names of published checkpoints, which transformers changes on loading."""
+    """Give tensors the names and dtypes of published checkpoints; transformers saves others."""
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
-    tensors = load_file(path)
-    if tensors.keys() & PUBLISHED_NAMES.keys():
-        renamed = {PUBLISHED_NAMES.get(name, name): value for name, value in tensors.items()}
-        save_file(renamed, path, metadata={"format": "pt"})
+    tensors = {
+        PUBLISHED_NAMES.get(name, name): value.float()
+        if name.endswith(PUBLISHED_FLOAT32)
+        else value
+        for name, value in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def derived_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +134,11 @@ def derived_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def coherent(config: dict[str, Any]) -> dict[str, Any]:
     """The config with its window period as its layer kinds have it; twins keep fewer layers."""
+    # DeepSeek V4 is published with a count of layers that route by hash, before MAX's own class.
+    routing = config.get("mlp_layer_types") or []
+    if "hash_moe" in routing:
+        config["num_hash_layers"] = routing.count("hash_moe")
+        del config["mlp_layer_types"]
     kinds = config.get("layer_types") or []
     if "full_attention" in kinds and "sliding_attention" in kinds:
         for key in ("_sliding_window_pattern", "sliding_window_pattern"):

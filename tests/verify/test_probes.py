@@ -122,6 +122,14 @@ def test_longrope_is_judged_on_each_side_of_its_switch() -> None:
     assert len(probes["rope"].sequences[0]) == 31
 
 
+def test_prompts_no_longer_than_asked_for() -> None:
+    probes, _ = build(config(sliding_window=100), longest=64, steps=48)
+    for name in ("ragged", "chunked", "decode"):
+        lengths = [len(tokens) for tokens in probes[name].sequences.values()]
+        assert max(lengths) == 64 and len(set(lengths)) == 3, name
+    assert len(probes["window"].sequences[0]) == 109
+
+
 @given(st.integers(3, 500))
 def test_fitted_lengths_stay_unequal(limit: int) -> None:
     lengths = fitted((5, 150, 29), limit)

@@ -39,6 +39,11 @@ import click
     help="smoke: loads and runs; coherence: continues text; logits: all positions, all probes.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=48, show_default=True)
+@click.option(
+    "--positions",
+    type=click.IntRange(min=16),
+    help="Longest prompt of the ragged, chunked and decode probes.  [default: 150]",
+)
 @click.option("--max-positions", type=click.IntRange(min=16), default=1200, show_default=True)
 @click.option("--twin", is_flag=True, help="Judge on a small random twin, not on the weights.")
 @click.option("--trust-remote-code", is_flag=True, help="Let transformers run the model's code.")

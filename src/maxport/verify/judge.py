@@ -115,6 +115,7 @@ def verify_port(
     tier: str = "logits",
     steps: int = 48,
     max_positions: int = 1200,
+    positions: int | None = None,
     max_length: int | None = None,
     weights: str = "checkpoint",
     model: str = "",
@@ -136,6 +137,7 @@ def verify_port(
         tier: `smoke`, `coherence` or `logits`; each includes `smoke`.
         steps: Greedy decode steps.
         max_positions: Longest prompt that is worth its time.
+        positions: Longest sequence of the ragged, chunked and decode probes; their own if None.
         max_length: Longest sequence to build for; the checkpoint's own limit if None.
         weights: `checkpoint` or `twin`: what the folder holds, for the report.
         model: How the user named the checkpoint, for the report.
@@ -179,7 +181,8 @@ def verify_port(
             versions=versions(),
             seconds=subject.seconds,
         )
-        judge = _Judge(subject, blank, steps, max_positions, seed, progress or (lambda text: None))
+        say = progress or (lambda text: None)
+        judge = _Judge(subject, blank, steps, max_positions, positions, seed, say)
         judge.notes += notes
         report = judge.run(Path(temp))
     subject.add("total", time.perf_counter() - begun)
@@ -195,11 +198,13 @@ class _Judge:
         blank: Report,
         steps: int,
         max_positions: int,
+        longest: int | None,
         seed: int,
         progress: Progress,
     ) -> None:
         self.subject, self.blank, self.progress = subject, blank, progress
         self.steps, self.max_positions, self.seed = steps, max_positions, seed
+        self.longest = longest
         self.notes: list[str] = []
 
     def run(self, temp: Path) -> Report:
@@ -289,6 +294,7 @@ class _Judge:
             steps=self.steps,
             max_length=built.max_length,
             max_positions=self.max_positions,
+            longest=self.longest,
             seed=self.seed,
         )
         self.subject.add("reference", time.perf_counter() - begun)

@@ -106,8 +106,7 @@ def _chart(row: Row, allowed: float) -> str:
     """Largest difference at each position, logarithmic, one line per sequence, as inline SVG."""
     values = [v for series in row.per_position.values() for v in series if v > 0]
     low = math.floor(math.log10(min([*values, allowed or 1.0])))
-    high = math.ceil(math.log10(max([*values, allowed or 1e-9]))) or low + 1
-    high = max(high, low + 1)
+    high = max(math.ceil(math.log10(max([*values, allowed or 1e-9]))), low + 1)
     longest = max(len(series) for series in row.per_position.values())
     inner = _HEIGHT - _BOTTOM
 

@@ -167,6 +167,7 @@ def standard_probes(
     steps: int,
     max_length: int,
     max_positions: int,
+    longest: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Probe], list[Skipped]]:
     """The probes a text model calls for, and those that were left out with the reason.
@@ -177,12 +178,14 @@ def standard_probes(
         steps: Decode steps.
         max_length: Longest sequence the graph takes.
         max_positions: Longest sequence worth its time.
+        longest: Longest sequence of the ragged, chunked and decode probes; None for their own.
         seed: Of the random prompts.
     """
     draw = token_source(config, seed)
     original = original_length_of(config)
     switches = original is not None and depends_on_length(config)
     limit = min(max_length, original) if original and switches else max_length
+    limit = min(limit, longest or limit)
     first = ragged(draw, limit)
     probes = [first, chunked(first), decode(draw, greedy, steps, limit)]
     skipped: list[Skipped] = []

@@ -154,7 +154,7 @@ def test_rope_ragged(interleaved, rotated, first, run):
 
 
 def test_half_split_rope_over_part_of_a_head_turns_the_ends_of_both_halves(run):
-    """What the compiled kernel does: columns 2, 3 pair with 6, 7; Hugging Face would pair others."""
+    """As the compiled kernel does: columns 2, 3 pair with 6, 7. Hugging Face pairs others."""
     x = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(4))
     offsets = torch.tensor([0, 2], dtype=torch.uint32)
     start = torch.tensor([3], dtype=torch.uint32)
