@@ -89,13 +89,15 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
-def measure(name: str, arguments: Sequence[str], allowed: float, times: int) -> dict[str, Any]:
-    """Median wall and CPU seconds of a command."""
+def measure(
+    name: str, arguments: Sequence[str], allowed: float | None, times: int
+) -> dict[str, Any]:
+    """Median wall and CPU seconds of a maxport command, or of Python where none is allowed."""
     walls, cpus = [], []
     for _ in range(times):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         begun = time.monotonic()
-        command = [sys.executable, "-m", "maxport", *arguments]
+        command = [sys.executable, *(["-m", "maxport"] if allowed else []), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         walls.append(time.monotonic() - begun)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -107,8 +109,8 @@ def measure(name: str, arguments: Sequence[str], allowed: float, times: int) -> 
         "name": name,
         "seconds": round(wall, 2),
         "cpu seconds": round(statistics.median(cpus), 2),
-        "allowed": allowed,
-        "verdict": "kept" if wall < allowed else "missed",
+        "allowed": allowed or "",
+        "verdict": "" if not allowed else "kept" if wall < allowed else "missed",
     }
 
 
@@ -130,6 +132,8 @@ def main() -> None:
     if len(sys.argv) > 2:
         model, port = sys.argv[1:3]
         rows.append(measure("gates", ["gates", model, "--port-dir", port], 10.0, 3))
+        needed = ["-c", "import max.pipelines.lib.arch_lookup"]
+        rows.append(measure("import of MAX alone, which gates need", needed, None, 3))
     body = {
         "bench": "command_times",
         "made": datetime.date.today().isoformat(),
@@ -142,7 +146,7 @@ def main() -> None:
     text += table(["name", "seconds", "cpu seconds", "allowed", "verdict"], rows) + "\n"
     (RESULTS / "command_times.md").write_text(text)
     print(text)
-    sys.exit(0 if all(row["verdict"] == "kept" for row in rows) else 1)
+    sys.exit(1 if any(row["verdict"] == "missed" for row in rows) else 0)
 
 
 if __name__ == "__main__":
