@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from fake_server import Faults, server
 
 import maxport.cli
+from maxport.cli._paths import as_given
 from maxport.cli.serve import command
 from maxport.errors import MaxportError
 from maxport.serving import launch
@@ -82,6 +83,19 @@ def test_the_command_has_what_the_port_needs(tmp_path: Path) -> None:
     assert "--prefer-module-v3" in launch.serve_command("m", other, 8001)
     with pytest.raises(MaxportError, match="not a port directory"):
         launch.serve_command("m", PORT.parent, 8001)
+
+
+def test_paths_are_shown_as_the_user_gave_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PORT.parent)
+    command = launch.serve_command("m", Path(PORT.name), 8001)
+    assert command[command.index("--custom-architectures") + 1] == PORT.name
+    monkeypatch.chdir(PORT)  # MAX takes the last part of the path for the package's name
+    command = launch.serve_command("m", Path("."), 8001)
+    assert command[command.index("--custom-architectures") + 1] == str(PORT)
+    here = Path.cwd()
+    assert as_given(here / "a", None) == as_given(here / "a", Path("a")) == "a"
+    assert as_given(here / "a", here / "a") == str(here / "a")
+    assert as_given(Path("/elsewhere/a"), Path("b")) == "/elsewhere/a"
 
 
 def test_serve_waits_asks_and_stops(
