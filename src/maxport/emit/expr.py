@@ -175,7 +175,7 @@ class Lifter:
                 yield from _some(self._combine(text, [a], lambda x, k=k: x // 2 - k))
 
     def _pairs(self, ints: Sequence[Expr]) -> Iterator[Expr]:
-        for a, b in itertools.combinations(sorted(ints, key=lambda e: e.text), 2):
+        for a, b in itertools.combinations(sorted(ints, key=_counts_first), 2):
             yield from _some(self._combine(f"{a} * {b}", [a, b], lambda x, y: x * y))
         for a, b in itertools.permutations(ints, 2):
             yield from _some(self._combine(f"{a} // {b}", [a, b], _exact_quotient))
@@ -261,6 +261,11 @@ class Lifter:
         yield from _some(self._combine(f"{a} * {b} ** -0.5", two, lambda x, y: x * y**-0.5))
         yield from _some(self._combine(f"{a} ** -0.5 / {b}", two, lambda x, y: x**-0.5 / y))
         yield from _some(self._combine(f"{a} / math.sqrt({b})", two, lambda x, y: x / math.sqrt(y)))
+
+
+def _counts_first(expr: Expr) -> tuple[bool, str]:
+    """A product reads `heads * width`, not `width * heads`."""
+    return not expr.fields[0].startswith(("num_", "n_")), expr.text
 
 
 def widest(sizes: Sequence[Expr | Number]) -> Expr | Number:

@@ -57,7 +57,7 @@ class _Zip:
             shapes = [i.shape for i in items]
             name = first.fqn if isinstance(first, Param) else ""
             for known in self.further:
-                if len(known.get(name, ())) != len(first.shape):
+                if name not in known or len(known[name]) != len(first.shape):
                     break
                 shapes.append(known[name])
             shape = tuple(self.values(v) for v in zip(*shapes, strict=True))

@@ -13,7 +13,7 @@ from maxport.ir import Graph, Node, Param, Ref, map_values, walk_values
 #: Idioms that are modules of their own in MAX.
 LEAVES = {"embedding", "layer_norm", "linear", "rms_norm"}
 #: Values every layer may need besides tensors that flow through the model.
-CONTEXT = ("kv", "row_offsets", "positions", "tokens")
+CONTEXT = ("tokens", "positions", "kv", "row_offsets")
 
 
 @dataclass
