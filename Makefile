@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export TRANSFORMERS_VERBOSITY ?= error
 
-.PHONY: help install test test-families lint demo bench-families bench-native bench-migration clean
+.PHONY: help install test test-families lint demo bench-families bench-port-time bench-native bench-mutants bench-migration clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -29,13 +29,14 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
-test: $(STAMP)  ## All that CI runs: lint, types, fast tests, then the compiled ones
+test: $(STAMP)  ## All that CI runs: lint, types, fast tests, then the compiled ones and all families
 	$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -m 'not compiled and not families' -n 2 --dist loadfile
 	$(BIN)/pytest -m compiled
+	$(MAKE) --no-print-directory test-families
 
 test-families: $(STAMP)  ## Every dense family: emitted code clean, adapters stable, renamed copies
-	$(BIN)/pytest -m families
+	$(BIN)/pytest -m families -n 2 --dist loadfile
 
 demo: $(STAMP)  ## The main job on SmolLM2-135M-Instruct: port it, prove it, generate with it
 	$(BIN)/maxport demo --force
@@ -45,6 +46,12 @@ bench-families: $(STAMP)  ## 56 dense families: port, evaluate, compile; bench/r
 
 bench-native: $(STAMP)  ## MAX's own architectures against transformers; bench/results/native.md
 	$(BIN)/python bench/native.py
+
+bench-port-time: $(STAMP)  ## Seconds and memory of `maxport port`; bench/results/port_time.md
+	$(BIN)/python bench/port_time.py
+
+bench-mutants: $(STAMP)  ## Single faults planted in right ports, all refused; bench/results/mutants.md
+	$(BIN)/python bench/mutants.py helium gemma
 
 bench-migration: $(STAMP)  ## All V2 architectures to ModuleV3; bench/results/migration.md
 	$(BIN)/python bench/migration.py
