@@ -11,6 +11,7 @@ compares the V2 and V3 graphs of one tiny twin in every ReturnLogits mode.
 from __future__ import annotations
 
 import argparse
+import ast
 import concurrent.futures
 import datetime
 import json
@@ -223,6 +224,15 @@ def save(rows: dict[str, dict[str, Any]], machine: str) -> None:
         temporary.replace(path)
 
 
+def several_devices(name: str) -> bool:
+    """Whether V2 registers the architecture for several GPUs."""
+    for path in open_target(name, SOURCES).files:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "multi_gpu_supported":
+                return ast.unparse(node.value) == "True"
+    return False
+
+
 def table(body: dict[str, Any]) -> str:
     """The results as Markdown."""
     rows = body["rows"]
@@ -238,11 +248,13 @@ def table(body: dict[str, Any]) -> str:
         f"{v2} of {len(rows)} classified V2; {len(proven)} proven equal with no hand edits, "
         f"{len(whole)} of them as a whole package, loaded as serving does. "
         f"{again} of {len(rows)} are left alone by a second run, {untouched} originals unchanged. "
-        "Seconds: rewriting and proof together, on one core that other work may share.",
+        "Seconds: rewriting and proof together, on one core that other work may share. "
+        "The ModuleV3 packages run on one device; where V2 has tensor parallelism the sharding is "
+        "dropped, and each such rewrite is marked review.",
         "",
         "| architecture | V2 lines | safe | review | manual | verdict | by | modes | package "
-        "| mypy | seconds | why |",
-        "|---|---:|---:|---:|---:|---|---|---|---|---:|---:|---|",
+        "| mypy | tensor parallel | seconds | why |",
+        "|---|---:|---:|---:|---:|---|---|---|---|---:|---|---:|---|",
     ]
     for row in rows:
         found = row.get("counts") or {}
@@ -257,9 +269,10 @@ def table(body: dict[str, Any]) -> str:
         engines = sorted({engine for _, (verdict, engine, _) in proofs if verdict == "equal"})
         proven = f"{row['verdict']}: {', '.join(names)}" if names else row["verdict"]
         by = ", ".join(engines)
+        several = "in V2 only" if several_devices(row["name"]) else ""
         lines.append(
             f"| {row['name']} | {row.get('lines', '')} | {numbers} | {proven} | {by} | {modes} "
-            f"| {package} | {types} | {seconds:.0f} | {why} |"
+            f"| {package} | {types} | {several} | {seconds:.0f} | {why} |"
         )
     return "\n".join(lines) + "\n"
 

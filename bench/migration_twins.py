@@ -188,7 +188,8 @@ def _shown(row: dict[str, Any]) -> str:
     """Verdict on the graphs, where it stands alone, and the outputs' differences by mode."""
     parts = [f"graphs {row['verdict']}"] if "name" not in row and row else []
     for mode, value in (row.get("outputs") or {}).items():
-        parts.append(f"{mode}: {value:.2g}" if isinstance(value, float) else f"{mode}: {value}")
+        text = f"{value:.2g}" if isinstance(value, float) else str(value)
+        parts.append(f"{mode}: {'other outputs' if text == 'inf' else text}")
     return "; ".join(parts)
 
 
