@@ -2,6 +2,7 @@
 
     python bench/mutants.py                   all rows that bench/results/mutants.json lacks
     python bench/mutants.py helium:eps gemma  these, again
+    python bench/mutants.py --table           only write the table anew
 
 Faults that float32 cannot show (the place of a cast) are not planted. The first row of each family
 is the port without a fault, which must pass.
@@ -215,6 +216,7 @@ def save(found: dict[str, dict[str, Any]]) -> None:
         f"{caught} of {len(planted)} refused; "
         f"{sum(right(r) for r in ordered if r['expected'] == 'equal')} ports without a fault pass.",
         "",
+        *families(),
         "| fault | verdict | max diff | tolerance | first difference |",
         "|---|---|---|---|---|",
     ]
@@ -226,11 +228,37 @@ def save(found: dict[str, dict[str, Any]]) -> None:
     (RESULTS / "mutants.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
+def families() -> list[str]:
+    """What the same judge says of the ports of all dense families, which are right."""
+    from maxport.verify.tolerance import FLOOR
+
+    path = RESULTS / "families.json"
+    if not path.is_file():
+        return []
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    evaluated = [row for row in rows if row["engine"] == "evaluate"]
+    equal = [row for row in evaluated if row["verdict"] == "equal"]
+    # That bench allows 2e-5 of the logits' range to every family, so a share of it is one of range.
+    shares = [2e-5 * row["max_diff"] / row["tolerance"] for row in equal]
+    other = [f"{row['name']} ({row['verdict']})" for row in evaluated if row["verdict"] != "equal"]
+    rest = f"; not equal: {', '.join(other)}" if other else ""
+    return [
+        f"Of the {len(evaluated)} dense families' ports (`families.md`), {len(equal)} are equal "
+        f"by evaluation{rest}. The worst of the equal ones differs by {max(shares):.1e} of its "
+        f"logits' range; the judge's float32 floor is {FLOOR:.0e} of it, so all of them pass with "
+        f"{FLOOR / max(shares):.0f} times what they need.",
+        "",
+    ]
+
+
 def main(names: Sequence[str]) -> int:
     """Run the rows asked for, or all that are missing; 1 if the judge was wrong anywhere."""
     path = RESULTS / "mutants.json"
     stored = json.loads(path.read_text("utf-8"))["rows"] if path.is_file() else []
     found = {row["name"]: row for row in stored}
+    if "--table" in names:
+        save(found)
+        return 0
     for family, faults in FAULTS.items():
         every = [NONE, *faults]
         asked = [f for f in every if f"{family}:{f}" in names or family in names]

@@ -11,6 +11,7 @@ import pytest
 
 from maxport.errors import MaxportError
 from maxport.verify import verify_port
+from maxport.verify.tolerance import FLOOR
 
 STEPS = 4
 
@@ -25,7 +26,7 @@ def test_a_right_port_is_equal_in_every_check(helium: Path, helium_port: Path) -
     assert ragged.positions == ragged.same_token == 184
     assert ragged.tolerance is not None and ragged.max_diff is not None
     assert 0 < ragged.max_diff < ragged.tolerance.value
-    assert ragged.tolerance.value == pytest.approx(2e-5 * ragged.tolerance.logit_range)
+    assert ragged.tolerance.value == pytest.approx(FLOOR * ragged.tolerance.logit_range)
     assert [len(values) for values in ragged.per_position.values()] == [5, 150, 29]
     assert json.loads(json.dumps(report.to_json()))["versions"]["max"]
 
