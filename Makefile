@@ -54,7 +54,9 @@ bench-mutants: $(STAMP)  ## Single faults planted in right ports, all refused; b
 	$(BIN)/python bench/mutants.py helium gemma
 
 bench-migration: $(STAMP)  ## All V2 architectures to ModuleV3; bench/results/migration.md
-	$(BIN)/python bench/migration.py
+	$(BIN)/python bench/migration.py --types
+	$(BIN)/python bench/migration_twins.py
+	$(BIN)/python bench/migration_older.py
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
