@@ -116,6 +116,13 @@ def test_lineage_and_contrast_are_ok(tmp_path: Path) -> None:
     assert docstrings.check(subject(port(tmp_path / "helium", **edits))).passed
 
 
+def test_a_technique_may_have_the_name_its_configuration_gives_it(tmp_path: Path) -> None:
+    folder = port(tmp_path / "helium", helium=("Helium decoder as", "Llama 3.1's scaling in"))
+    rope = {"rope_type": "llama3", "rope_theta": 1e4}
+    assert docstrings.check(subject(folder, rope_parameters=rope)).passed
+    assert not docstrings.check(subject(folder, _name_or_path="meta/llama")).passed
+
+
 def test_layout_faults(tmp_path: Path) -> None:
     parent = port(tmp_path / "ports" / "helium").parent
     result = import_smoke.check(subject(parent))

@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -56,7 +56,8 @@ class Mention:
 
 def check(subject: Subject) -> GateResult:
     """All mentions; those that are lies or stale are findings."""
-    mentions = audit(subject.port, subject.class_name, str(subject.config.get("model_type", "")))
+    words = " ".join([str(subject.config.get("model_type", "")), *nested_words(subject.config)])
+    mentions = audit(subject.port, subject.class_name, words)
     findings = tuple(
         Finding(
             f"{mention.verdict}: {mention.phrase!r}: {mention.why}",
@@ -70,17 +71,31 @@ def check(subject: Subject) -> GateResult:
     return GateResult(NAME, f"{fine} names and claims, all true", findings)
 
 
-def audit(port: Port, class_name: str, model_type: str) -> list[Mention]:
+def nested_words(config: object, depth: int = 0) -> Iterator[str]:
+    """Keys and strings below config.json's top level, where techniques are named after models.
+
+    A rotary embedding of type `llama3` may be called Llama 3's in any model.
+    """
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            if depth:
+                yield str(key)
+            yield from nested_words(value, depth + 1)
+    elif isinstance(config, str) and depth > 1:
+        yield config
+
+
+def audit(port: Port, class_name: str, words: str) -> list[Mention]:
     """Every mention in the port's docstrings and comments.
 
     Args:
         port: The port's sources.
         class_name: `architectures[0]`; its family's name may be used freely.
-        model_type: config.json's model type; likewise.
+        words: What else may be used: config.json's model type and `nested_words`.
     """
     codes = {name: _code(tree) for name, tree in port.trees.items()}
     code = "\n".join(codes.values())
-    own = f"{class_name} {model_type} {port.folder.name}".lower().replace("_", "")
+    own = f"{class_name} {words} {port.folder.name}".lower().replace("_", "")
     mentions: list[Mention] = []
     for text in texts(port):
         mentions += _names(text, own, codes[text.file])
