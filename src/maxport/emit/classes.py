@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,22 +58,37 @@ class Kind:
     annotation: str
 
 
-def literals_of(instance: Instance) -> list[Any]:
-    """Every literal of the module's own operations, in a fixed order."""
-    found: list[Any] = []
-    for item in instance.items if instance.leaf is None else [instance.leaf]:
-        if isinstance(item, Node):
-            for key in sorted(item.attrs):
-                found += _leaves(item.attrs[key])
-            for arg in item.args:
-                found += _leaves(arg)
-            if item.op in ("reshape", "broadcast_to"):
-                found += [s for s in walk_values(item.shape) if isinstance(s, _LITERAL)]
-    return found
-
-
-def _leaves(value: Any) -> list[Any]:
+def leaves(value: Any) -> list[Any]:
+    """The literals inside an attribute, in order."""
     return [v for v in walk_values(value) if isinstance(v, _LITERAL) and not isinstance(v, bool)]
+
+
+def walk_literals(instance: Instance) -> Iterator[tuple[tuple[str, str, int], Any]]:
+    """Every literal of the module's own operations, in a fixed order.
+
+    Yields:
+        Its place (node, attribute or `arg<n>` or `shape`, position there) and its value.
+    """
+    for item in instance.items if instance.leaf is None else [instance.leaf]:
+        if not isinstance(item, Node):
+            continue
+        sources = [(key, item.attrs[key]) for key in sorted(item.attrs)]
+        sources += [(f"arg{number}", arg) for number, arg in enumerate(item.args)]
+        if item.op in ("reshape", "broadcast_to"):
+            sources.append(("shape", item.shape))
+        for key, source in sources:
+            for position, value in enumerate(leaves(source)):
+                yield (item.name, key, position), value
+
+
+def literals_of(instance: Instance) -> list[Any]:
+    """The values of `walk_literals`."""
+    return [value for _, value in walk_literals(instance)]
+
+
+def literal_slots(instance: Instance) -> dict[tuple[str, str, int], int]:
+    """Index of every literal of a module's own operations by (node, attribute, position)."""
+    return {place: index for index, (place, _) in enumerate(walk_literals(instance))}
 
 
 def signature(instance: Instance, names: dict[str, str], *, literals: bool) -> str:

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from maxport.emit.classes import ClassMap, PortClass
+from maxport.emit.classes import ClassMap, PortClass, leaves, literal_slots
 from maxport.emit.expr import Expr
 from maxport.emit.ops import BINARY, Text, print_op
-from maxport.emit.tables import Rope, Slopes
-from maxport.emit.tree import CONTEXT, LEAVES, Call, Instance, Item, Loop
+from maxport.emit.tree import CONTEXT, Call, Instance, Item, Loop
 from maxport.ir import Node, Param, Ref
 
 #: Longest expression that is written inside another instead of getting a name.
@@ -121,10 +120,9 @@ def input_names(instance: Instance) -> dict[Ref, str]:
 class Printer:
     """Prints the items of one class's representative module."""
 
-    def __init__(self, entry: PortClass, classes: ClassMap, embeddings: dict[str, str]) -> None:
+    def __init__(self, entry: PortClass, classes: ClassMap) -> None:
         self.entry, self.classes, self.body = entry, classes, Body()
         self.instance = entry.body
-        self.embeddings = embeddings
         self.values: dict[Ref, Text] = {r: Text(n) for r, n in input_names(self.instance).items()}
         self.names: dict[str, Ref | None] = {n: r for r, n in input_names(self.instance).items()}
         self.left: Counter[Ref] = Counter()
@@ -435,35 +433,3 @@ def _last_results(items: list[Item]) -> set[Ref]:
         return set()
     last = items[-1]
     return {Ref(last.name)} if isinstance(last, Node) else set(last.outputs)
-
-
-def leaves(value: Any) -> list[Any]:
-    """The literals inside an attribute, in order."""
-    from maxport.emit.classes import _leaves
-
-    return _leaves(value)
-
-
-def literal_slots(instance: Instance) -> dict[tuple[str, str, int], int]:
-    """Index of every literal of a module's own operations by (node, attribute, position)."""
-    from maxport.emit.classes import _LITERAL
-    from maxport.ir import walk_values
-
-    slots: dict[tuple[str, str, int], int] = {}
-    for item in instance.items if instance.leaf is None else [instance.leaf]:
-        if not isinstance(item, Node):
-            continue
-        for key in sorted(item.attrs):
-            for position in range(len(leaves(item.attrs[key]))):
-                slots[(item.name, key, position)] = len(slots)
-        for number, arg in enumerate(item.args):
-            for position in range(len(leaves(arg))):
-                slots[(item.name, f"arg{number}", position)] = len(slots)
-        if item.op in ("reshape", "broadcast_to"):
-            sizes = [s for s in walk_values(item.shape) if isinstance(s, _LITERAL)]
-            for position in range(len(sizes)):
-                slots[(item.name, "shape", position)] = len(slots)
-    return slots
-
-
-__all__ = ["LEAVES", "Attribute", "Body", "Printer", "Rope", "Slopes", "input_names"]

@@ -239,10 +239,10 @@ class _Emitter:
 
     # source
 
-    def class_source(self, entry: PortClass, embeddings: dict[str, str]) -> str:
+    def class_source(self, entry: PortClass) -> str:
         """One class of the port."""
         instance = entry.body
-        printer = Printer(entry, self.classes, embeddings)
+        printer = Printer(entry, self.classes)
         body = printer.run(instance.items, instance.outputs)
         lines = self._children(entry, body)
         lines += self._own_params(instance)
@@ -434,7 +434,7 @@ def render_graph(
     sources = []
     for entry in classes.classes:
         if entry.body.leaf is None and entry.body.path:
-            sources.append(emitter.class_source(entry, {}))
+            sources.append(emitter.class_source(entry))
     top = render_root(emitter, root, tie_field=tie_field)
     own = emitter.own_norms()
     source = _assemble(emitter, [*own, *sources, top.source], heading, config_class)

@@ -151,7 +151,7 @@ def _only(entry: Any, items: list[Item]) -> Any:
 
 
 def _print_trunk(emitter: _Emitter, entry: Any, trunk: list[Item], hidden: Ref) -> Body:
-    printer = Printer(entry, emitter.classes, {})
+    printer = Printer(entry, emitter.classes)
     return printer.run(trunk, [hidden])
 
 
@@ -165,7 +165,7 @@ def _print_head(
     can_tie: bool,
 ) -> tuple[list[str], Body]:
     """Lines of `__init__` for the head, and the body of `logits`."""
-    printer = Printer(entry, emitter.classes, {})
+    printer = Printer(entry, emitter.classes)
     printer.values[hidden] = _text("x")
     if not can_tie or found is None:
         lines = emitter._children(_only(entry, head), Body())
@@ -189,7 +189,7 @@ def _print_head(
     before, after = _around(head, node)
     body = printer.body
     if before:
-        inner = Printer(entry, emitter.classes, {})
+        inner = Printer(entry, emitter.classes)
         inner.values[hidden] = _text("x")
         source = node.args[0]
         first = inner.run(before, [source])
