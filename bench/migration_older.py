@@ -21,6 +21,7 @@ import sys
 import time
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,8 @@ def tasks_of(target: Any) -> set[str]:
     return found
 
 
-def rows_of(release: str) -> list[dict[str, Any]]:
+def rows_of(release: str) -> Iterator[dict[str, Any]]:
     """One row per text architecture of a release."""
-    rows = []
     with reading_max(sources_of(release)):
         shared = Sources()
         for name in installed_architectures():
@@ -72,9 +72,9 @@ def rows_of(release: str) -> list[dict[str, Any]]:
             if not tasks & set(TASKS):
                 continue
             row = {"name": f"{name} {release}", "release": release, "architecture": name}
-            rows.append({**row, **_row(target)})
-            print(f"{row['name']}: {rows[-1]['verdict']} {rows[-1]['why'][:90]}", file=sys.stderr)
-    return rows
+            row |= _row(target)
+            print(f"{row['name']}: {row['verdict']} {row['why'][:90]}", file=sys.stderr)
+            yield row
 
 
 def _row(target: Any) -> dict[str, Any]:
@@ -145,8 +145,6 @@ def table(body: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the bench."""
-    import importlib.metadata as metadata
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="*", default=RELEASES)
     releases = parser.parse_args().releases
@@ -154,11 +152,19 @@ def main() -> None:
     old = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = [r for r in old if r["release"] not in releases]
     for release in releases:
-        rows += rows_of(release)
+        for row in rows_of(release):
+            rows.append(row)
+            save(path, rows)
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the JSON and the table made from it."""
+    import importlib.metadata as metadata
+
     body = {
         "bench": "migration_older",
         "made": datetime.date.today().isoformat(),
-        "versions": {"max": metadata.version("max"), "maxport": metadata.version("maxport")},
+        "versions": {p: metadata.version(p) for p in ("max", "maxport")},
         "machine": f"{os.cpu_count()} cores {platform.machine().replace('_', '-')}",
         "rows": sorted(rows, key=lambda r: (r["release"], r["architecture"])),
     }
