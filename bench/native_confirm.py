@@ -58,6 +58,21 @@ def argument(owner: Any, **values: Any) -> Any:
     return mock.patch.object(owner, "__init__", init)
 
 
+def truncated(value: float) -> float:
+    """A float cut down to bfloat16, as MAX's `ops.constant` makes one; not rounded."""
+    import numpy as np
+
+    bits = np.array([value], np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return float(bits.view(np.float32)[0])
+
+
+def cut_scalars(model: Any) -> None:
+    """Cut the reference's scalar buffers as MAX's constants are."""
+    for buffer in model.buffers():
+        if buffer.numel() == 1 and buffer.is_floating_point():
+            buffer.fill_(truncated(float(buffer)))
+
+
 def llama_rope(config: Config) -> Iterator[Any]:
     """Tell the rope how wide a head is."""
     source = module("llama3.model_config")
@@ -113,7 +128,10 @@ def gemma3_scale(lane: str) -> Patch:
     """Scale the scores by query_pre_attn_scalar."""
 
     def patches(config: Config) -> Iterator[Any]:
+        import native_row
+
         source = module(f"gemma3{lane}.layers.attention")
+        yield mock.patch.object(native_row, "round_scalars", cut_scalars)
         yield argument(source.Gemma3Attention, scale=config["query_pre_attn_scalar"] ** -0.5)
 
     return patches
@@ -177,14 +195,14 @@ def gpt_oss_truncate(lane: str) -> Patch:
         name = "_yarn_find_correction_range"
         if lane == "v2":
             yield mock.patch.object(module("max.nn.rotary_embedding"), name, v2)
-            # 1.702 is a bfloat16 constant in the graph; transformers multiplies by it unrounded.
+            # 1.702 is a bfloat16 constant in the graph, made by cutting bits off.
             from transformers.models.gpt_oss import modeling_gpt_oss
 
             original = modeling_gpt_oss.GptOssExperts.__init__
 
             def rounded(self: Any, *args: Any, **kwargs: Any) -> None:
                 original(self, *args, **kwargs)
-                self.alpha = 1.703125
+                self.alpha = truncated(1.702)
 
             yield mock.patch.object(modeling_gpt_oss.GptOssExperts, "__init__", rounded)
         else:
@@ -249,7 +267,9 @@ CAUSES: dict[str, Cause] = {
         "olmo2.py leaves the q and k norms' epsilon at 1e-6, whatever rms_norm_eps says", olmo2_eps
     ),
     "Gemma3ForCausalLM v2": Cause(
-        "gemma3.py scales scores by head_dim, not by query_pre_attn_scalar", gemma3_scale("")
+        "gemma3.py scales scores by head_dim, not by query_pre_attn_scalar, and the embedding's "
+        "scale becomes a bfloat16 constant by truncation (ops.constant), not rounding",
+        gemma3_scale(""),
     ),
     "Gemma3ForCausalLM v3": Cause(
         "gemma3_modulev3/gemma3.py scales scores by head_dim, not by query_pre_attn_scalar",
@@ -257,7 +277,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "GptOssForCausalLM v2": Cause(
         "yarn's range is always rounded (nn/rotary_embedding.py), also where truncate is false, "
-        "and the activation's 1.702 is rounded to bfloat16",
+        "and the activation's 1.702 becomes a bfloat16 constant by truncation (ops.constant)",
         gpt_oss_truncate("v2"),
     ),
     "GptOssForCausalLM v3": Cause(
@@ -269,6 +289,12 @@ CAUSES: dict[str, Cause] = {
         "transformers' own Mamba-2 depends on chunk_size once a prompt is longer than a chunk, and "
         "clamps the time step at time_step_min, MAX does neither; MAX rounds float32 router "
         "weights to bfloat16",
+        nemotron_router,
+        {"chunk_size": 256, "time_step_min": 1e-12},
+    ),
+    "NemotronHForCausalLM v3": Cause(
+        "transformers' own Mamba-2 depends on chunk_size once a prompt is longer than a chunk, and "
+        "clamps the time step at time_step_min, MAX does neither",
         nemotron_router,
         {"chunk_size": 256, "time_step_min": 1e-12},
     ),

@@ -26,7 +26,7 @@ PUBLISHED_ROUTING: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     "deepseek_v32": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     "glm_moe_dsa": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    "hy_v3": {"route_norm": True, "moe_router_use_sigmoid": True},
+    "hy_v3": {"route_norm": True, "first_k_dense_replace": 1},
 }
 
 #: Tensor names of published checkpoints where transformers saves others (NemotronH).

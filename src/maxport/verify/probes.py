@@ -146,11 +146,15 @@ def original_length_of(config: Any) -> int | None:
 
 
 def fitted(lengths: Sequence[int], limit: int) -> list[int]:
-    """`lengths`, scaled down where they exceed `limit`, still unequal and at least 1."""
+    """`lengths`, scaled down where they exceed `limit`, still unequal and at least 1.
+
+    At least 3 where `limit` allows it: ReturnLogits.VARIABLE asks for so many rows of each.
+    """
     longest = max(lengths)
     if longest <= limit:
         return list(lengths)
-    return [max(index + 1, length * limit // longest) for index, length in enumerate(lengths)]
+    least = min(3, max(1, limit // 5))
+    return [max(index + least, length * limit // longest) for index, length in enumerate(lengths)]
 
 
 def depends_on_length(config: Any) -> bool:
