@@ -292,12 +292,6 @@ CAUSES: dict[str, Cause] = {
         nemotron_router,
         {"chunk_size": 256, "time_step_min": 1e-12},
     ),
-    "NemotronHForCausalLM v3": Cause(
-        "transformers' own Mamba-2 depends on chunk_size once a prompt is longer than a chunk, and "
-        "clamps the time step at time_step_min, MAX does neither",
-        nemotron_router,
-        {"chunk_size": 256, "time_step_min": 1e-12},
-    ),
     "Olmo3ForCausalLM v2": Cause(
         "olmo3.py rotates sliding layers without yarn, transformers all layers with it", olmo3_rope
     ),
