@@ -154,17 +154,17 @@ def test_circular_imports_of_v2_layers_still_migrate(tmp_path: Path) -> None:
     folder.mkdir()
     head = "from max.graph import TensorValue, ops\nfrom max.nn.layer import Module\n"
     layer = "(Module):\n    def __call__(self, x: TensorValue) -> TensorValue:\n"
-    (folder / "a.py").write_text(
-        f"{head}from .b import B\n\n\nclass A{layer}        return B()(ops.relu(x))\n"
+    (folder / "net.py").write_text(
+        f"{head}from .base import B\n\n\nclass A{layer}        return B()(ops.relu(x))\n"
     )
-    (folder / "b.py").write_text(
-        f"{head}from . import a\n\n\nclass B{layer}        return ops.silu(x)\n"
+    (folder / "base.py").write_text(
+        f"{head}from . import net\n\n\nclass B{layer}        return ops.silu(x)\n"
     )
     result = run(str(folder))
     assert result.exit_code == 0, result.output
-    text = (tmp_path / "ring_modulev3" / "a.py").read_text()
-    assert "from .b import B" in text and "B()(F.relu(x))" in text
-    assert "F.silu(x)" in (tmp_path / "ring_modulev3" / "b.py").read_text()
+    text = (tmp_path / "ring_modulev3" / "net.py").read_text()
+    assert "from .base import B" in text and "B()(F.relu(x))" in text
+    assert "F.silu(x)" in (tmp_path / "ring_modulev3" / "base.py").read_text()
 
 
 def test_an_html_report_that_cannot_be_written(tmp_path: Path) -> None:
