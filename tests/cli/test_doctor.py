@@ -17,9 +17,9 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_complete_machine_passes() -> None:
+def test_a_complete_machine_passes(valid: Any) -> None:
     code, text = run("--json")
-    found: dict[str, Any] = json.loads(text)
+    found = valid("doctor", text)
     assert (code, found["problems"]) == (0, [])
     rows = {row["package"]: row for row in found["versions"]}
     assert rows["max"]["installed"] == importlib.metadata.version("max")

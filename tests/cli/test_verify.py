@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -56,7 +56,7 @@ def test_without_weights_a_twin_is_judged_and_the_report_says_so(
 
 
 def test_a_wrong_port_exits_with_1_and_json_carries_the_numbers(
-    config_only: Path, tmp_path: Path
+    config_only: Path, tmp_path: Path, valid: Any
 ) -> None:
     port = tmp_path / "helium"
     shutil.copytree(PORT, port)
@@ -65,7 +65,7 @@ def test_a_wrong_port_exits_with_1_and_json_carries_the_numbers(
     graph.write_text(graph.read_text("utf-8").replace("F.silu(gate) * up", "F.silu(up) * gate"))
     result = run(config_only, "--port-dir", port, "--steps", 2, "--json")
     assert result.exit_code == 1
-    body = json.loads(result.output)
+    body = valid("verify", result.output)
     assert (body["verdict"], body["weights"], body["engine"]) == ("differs", "twin", "evaluate")
     assert body["max_diff"] > body["tolerance"] > 0
     assert body["rows"][0]["worst"][0]["expected"] != body["rows"][0]["worst"][0]["found"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -104,10 +104,10 @@ def test_unknown_names_get_suggestions() -> None:
         open_target("lama3")
 
 
-def test_json_and_no_heavy_imports_under_a_second() -> None:
+def test_json_and_no_heavy_imports_under_a_second(valid: Any) -> None:
     result = CliRunner().invoke(command, ["llama3", "--json"])
     assert result.exit_code == 0
-    body = json.loads(result.output)
+    body = valid("classify", result.output)
     assert body["lane"] == "v2"
     assert {f["path"]: f["lane"] for f in body["files"]}["llama3.py"] == "v2"
     start = time.process_time()

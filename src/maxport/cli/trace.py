@@ -61,18 +61,13 @@ def _graph(
 
     from maxport.checkpoint import open_checkpoint
     from maxport.trace.load import load_config
-    from maxport.trace.study import study
+    from maxport.trace.study import stage_of
 
     say("reading the checkpoint")
     checkpoint = open_checkpoint(model, revision=revision, trust_remote_code=trust_remote_code)
     config = load_config(checkpoint, trust_remote_code=trust_remote_code)
-    result = study(config, progress=say)
-    graph = {
-        "traced": result.traced,
-        "recognised": result.recognised,
-        "ragged": result.lifted.graph,
-    }
-    return graph[stage], [{k: str(v) for k, v in asdict(f).items()} for f in result.findings]
+    graph, findings = stage_of(config, stage, say)
+    return graph, [{k: str(v) for k, v in asdict(f).items()} for f in findings]
 
 
 def _as_json(nodes: list[Any]) -> Iterator[dict[str, Any]]:

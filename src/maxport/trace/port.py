@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import transformers
 from transformers import PreTrainedConfig
@@ -27,7 +24,7 @@ from maxport.emit.spec import (
     WeightRule,
 )
 from maxport.errors import MaxportError
-from maxport.trace.study import Study, study
+from maxport.trace.study import Study, refusing_unknown, study
 
 
 @dataclass
@@ -138,28 +135,10 @@ def make_port(
     Raises:
         MaxportError: The model cannot be ported; says where and why.
     """
-    with _unknown_models(config):
+    with refusing_unknown(config):
         result = study(config, progress=progress, window=window)
         progress("writing the port")
         return _make(config, result, slug, class_name, stored, repos)
-
-
-@contextmanager
-def _unknown_models(config: PreTrainedConfig) -> Iterator[None]:
-    """Refuse a model whose trace no rule foresaw, whatever way the rules fail on it."""
-    try:
-        yield
-    except MaxportError:
-        raise
-    except Exception as error:  # a stranger's model may break any assumption
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "maxport" in f.filename]
-        place = f", {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-        reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
-        raise MaxportError(
-            f"maxport has no rule for something that {type(config).__name__}'s model does",
-            where=f"{type(error).__name__}: {reason}{place}",
-            fix="report the model with its config.json; `maxport trace` shows what it does",
-        ) from error
 
 
 def _make(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from maxport.emit.graphfile import Origin
 from maxport.emit.lift import Lifted, lift
 from maxport.emit.ragged import to_ragged
 from maxport.emit.spec import FixedKey
+from maxport.errors import MaxportError
 from maxport.idioms import Finding, recognise
 from maxport.ir import Graph
 from maxport.trace.capture import Traced, export_model
@@ -86,6 +89,51 @@ def trace_twin(config: PreTrainedConfig) -> tuple[Graph, TracedValues, PreTraine
         _LAST[key] = graph, TracedValues(traced, graph.aliases), model
     graph, values, model = _LAST[key]
     return _copy(graph), values, model  # recognising changes a graph in place
+
+
+@contextmanager
+def refusing_unknown(config: PreTrainedConfig) -> Iterator[None]:
+    """Refuse a model whose trace no rule foresaw, whatever way the rules fail on it.
+
+    Raises:
+        MaxportError: In place of any other exception.
+    """
+    try:
+        yield
+    except MaxportError:
+        raise
+    except Exception as error:  # a stranger's model may break any assumption
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "maxport" in f.filename]
+        place = f", {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+        reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
+        raise MaxportError(
+            f"maxport has no rule for something that {type(config).__name__}'s model does",
+            where=f"{type(error).__name__}: {reason}{place}",
+            fix="report the model with its config.json, and what `maxport trace MODEL --stage "
+            "traced` shows of it",
+        ) from error
+
+
+def stage_of(
+    config: PreTrainedConfig, stage: str, progress: Callable[[str], None] = lambda _: None
+) -> tuple[Graph, list[Finding]]:
+    """The graph of the first twin as far as `stage`, with the idioms accepted and refused by then.
+
+    Args:
+        config: The checkpoint's (text) configuration at its real size.
+        stage: `traced`, `recognised`, or `ragged` for the graph that is emitted for every size.
+        progress: Called with what is being done.
+
+    Raises:
+        MaxportError: The model cannot be brought that far.
+    """
+    with refusing_unknown(config):
+        if stage == "ragged":
+            result = study(config, progress=progress)
+            return result.lifted.graph, result.findings
+        progress("tracing a twin")
+        graph, values, _ = trace_twin(twin_config(config, SIZES[0], layers=_layers(config)))
+        return graph, recognise(graph, values) if stage == "recognised" else []
 
 
 def study(
