@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -182,8 +183,14 @@ def _compare(demo: Demo, engine: str, say: Say) -> None:
         got, logits = _greedy(runner, number, ids)
         truth = reference.logits([*ids, *got])[: len(logits)]
         demo.max_diff = max(demo.max_diff, float(np.abs(logits - truth).max()))
-        texts = [tokenizer.decode(t, skip_special_tokens=True) for t in (expected, got)]
+        texts = [_text(tokenizer, tokens) for tokens in (expected, got)]
         demo.answers.append(Answer(prompt, texts[0], texts[1], list(expected) == got))
+
+
+def _text(tokenizer: Any, tokens: Iterable[int]) -> str:
+    """The answer as text, up to the end of the turn; tokens are compared beyond it."""
+    answer = takewhile(lambda token: token != tokenizer.eos_token_id, map(int, tokens))
+    return str(tokenizer.decode(list(answer), skip_special_tokens=True))
 
 
 def _runner(built: Any, engine: str, say: Say) -> Any:
