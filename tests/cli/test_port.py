@@ -39,17 +39,17 @@ def test_port_with_tests_and_plan(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(port, "on_terminal", lambda: True)
-    where = ["-o", str(tmp_path), "--slug", "tiny_helium", "--with-tests", "--yes"]
+    where = ["-o", str(tmp_path), "--slug", "planned_helium", "--with-tests", "--yes"]
     done = CliRunner().invoke(port.command, [str(model), *where], catch_exceptions=False)
     assert done.exit_code == 0 and "Write the port?" not in done.output
-    folder = tmp_path / "tiny_helium"
+    folder = tmp_path / "planned_helium"
     document = (folder / "PORT.md").read_text()
     assert "## Plan\n\nStart from " in document and "## Deltas" in document
     assert json.loads((folder / "port.json").read_text())["plan"] in done.output
-    test = (folder / "tests" / "test_tiny_helium.py").read_text()
+    test = (folder / "tests" / "test_planned_helium.py").read_text()
     assert test.count("verify_port(") == 1 and "parametrize" in test
     again = [str(model), *where, "--force", "--json"]
     report = json.loads(CliRunner().invoke(port.command, again, catch_exceptions=False).output)
     schema = resources.files("maxport.cli") / "schemas" / "port.json"
     jsonschema.validate(report, json.loads(schema.read_text()))
-    assert report["plan"] and "tests/test_tiny_helium.py" in report["files"]
+    assert report["plan"] and "tests/test_planned_helium.py" in report["files"]

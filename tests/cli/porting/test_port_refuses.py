@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,18 +153,34 @@ def test_an_error_as_json(tmp_path: Path) -> None:
     assert set(json.loads(done.stdout)) == {"error", "where", "fix"}
 
 
+HELD = """
+import sys, time
+import maxport.emit.write as write
+
+def held(*arguments, **options):
+    print("formatting", flush=True)
+    time.sleep(100)
+
+write.format_folder = held
+from maxport.cli import main
+sys.argv[0] = "maxport"
+main()
+"""
+
+
 def test_ctrl_c_while_the_port_is_written(tmp_path: Path) -> None:
-    """The signal comes when the staging folder appears: neither it nor half a port stays."""
+    """The signal comes while the staging folder is there: neither it nor half a port stays."""
     make_checkpoint(tmp_path / "model")
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-m", "maxport", "port", tmp_path / "model", "-o", out, "--yes"],
+        [sys.executable, "-c", HELD, "port", tmp_path / "model", "-o", out, "--yes"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment(),
     )  # fmt: skip
-    while process.poll() is None and not out.exists():
-        time.sleep(0.002)
+    assert process.stdout is not None
+    assert any(line == "formatting\n" for line in process.stdout)
+    assert len(list(out.iterdir())) == 1
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors and "nothing was written" in errors
     assert not out.exists()
