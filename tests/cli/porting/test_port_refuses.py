@@ -153,8 +153,10 @@ def test_an_error_as_json(tmp_path: Path) -> None:
     assert set(json.loads(done.stdout)) == {"error", "where", "fix"}
 
 
+#: A process started in the background inherits that Ctrl-C is ignored: undone first.
 HELD = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import maxport.emit.write as write
 
 def held(*arguments, **options):
