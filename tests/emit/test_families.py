@@ -22,6 +22,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from families import DENSE
 
+from maxport.children import child_environment
+
 pytestmark = pytest.mark.families
 
 LIMIT = 450
@@ -65,7 +67,14 @@ def test_every_family_is_emitted(emitted: tuple[Path, dict[str, str]]) -> None:
 
 def test_ruff_finds_nothing(emitted: tuple[Path, dict[str, str]]) -> None:
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "100", "."]
-    done = subprocess.run(command, cwd=emitted[0], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=emitted[0],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=child_environment(),
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -74,7 +83,14 @@ def test_mypy_finds_nothing(emitted: tuple[Path, dict[str, str]]) -> None:
         sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent",
         "--no-error-summary", *(p.name for p in ports(emitted[0])),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=emitted[0], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=emitted[0],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=child_environment(),
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
