@@ -65,32 +65,22 @@ def test_every_family_is_emitted(emitted: tuple[Path, dict[str, str]]) -> None:
     assert not failures
 
 
-def test_ruff_finds_nothing(emitted: tuple[Path, dict[str, str]]) -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "100", "."]
-    done = subprocess.run(
-        command,
-        cwd=emitted[0],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=child_environment(),
+def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python tool in `folder`, untouched by what importing MAX does to the environment."""
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=child_environment()
     )
+
+
+def test_ruff_finds_nothing(emitted: tuple[Path, dict[str, str]]) -> None:
+    done = run_tool(emitted[0], "ruff", "check", "--isolated", "--line-length", "100", ".")
     assert done.returncode == 0, done.stdout
 
 
 def test_mypy_finds_nothing(emitted: tuple[Path, dict[str, str]]) -> None:
-    command = [
-        sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent",
-        "--no-error-summary", *(p.name for p in ports(emitted[0])),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        cwd=emitted[0],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=child_environment(),
-    )
+    options = ("--ignore-missing-imports", "--follow-imports=silent", "--no-error-summary")
+    done = run_tool(emitted[0], "mypy", *options, *(p.name for p in ports(emitted[0])))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
