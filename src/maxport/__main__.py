@@ -1,6 +1,6 @@
 """`python -m maxport`."""
 
-from maxport.cli import main
+from maxport.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

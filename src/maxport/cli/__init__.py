@@ -6,13 +6,15 @@ MAX and `--help` answers at once.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import json
 import os
 import pkgutil
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -81,20 +83,50 @@ def print_error(error: MaxportError, as_json: bool) -> None:
         click.echo(f"  fix: {error.fix}", err=True)
 
 
-def main() -> None:
-    """Entry point: run the command, turn expected failures into one message and an exit code."""
+def main() -> NoReturn:
+    """Run the command, turn expected failures into one message, and raise the exit code."""
+    sys.exit(_run())
+
+
+def program() -> NoReturn:
+    """The `maxport` program: `main`, then the process ends at once.
+
+    Tearing the interpreter down takes torch and MAX a second and serves nobody; what is registered
+    to happen at exit happens, and output is flushed.
+    """
+    code = _run()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Nobody may be left to read it: `maxport list-archs | head`.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _run() -> int:
+    """Run the command; its exit code."""
     # Warnings of torch and transformers are about their own code, not about the user's model.
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         code = cli.main(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        return code if isinstance(code, int) else 0
+    except SystemExit as ended:
+        return _exit_code(ended)
     except click.exceptions.Abort:
         click.echo("stopped; nothing was written", err=True)
-        sys.exit(130)
+        return 130
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except MaxportError as error:
         print_error(error, "--json" in sys.argv)
-        sys.exit(error.code)
+        return error.code
+
+
+def _exit_code(ended: SystemExit) -> int:
+    """What the interpreter would make of `sys.exit(...)`: a text is an error's message."""
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    click.echo(ended.code, err=True)
+    return 1

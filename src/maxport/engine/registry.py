@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -57,13 +58,27 @@ def check_max_version() -> str:
             fix=f'pip install "max[serve]{pin}", or use the maxport release for MAX {version}',
         )
     try:
-        importlib.import_module("max.pipelines.lib")
+        _import_serving()
     except ModuleNotFoundError as error:
         raise MaxportError(
             f"MAX {version} is installed without its serving extra (no module {error.name})",
             fix=f'pip install "max[serve]{pin}"',
         ) from error
     return version
+
+
+def _import_serving() -> None:
+    """Import MAX's pipelines; the collector waits meanwhile, nothing imported is ever garbage."""
+    if "max.pipelines.lib" in sys.modules:
+        return
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("max.pipelines.lib")
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
 
 
 def native_names() -> list[str]:
