@@ -28,13 +28,17 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+#: Case -> class of transformers, lane or maxport's port, precision.
 MODELS = {
-    "model: Llama V3": "LlamaForCausalLM:v3",
-    "model: Llama V2": "LlamaForCausalLM:v2",
-    "model: Gemma 3 V3, window 20": "Gemma3ForCausalLM:v3",
-    "model: gpt-oss V3": "GptOssForCausalLM:v3",
-    "model: DeepSeek V3 in V3": "DeepseekV3ForCausalLM:v3",
-    "model: Qwen3-MoE V2": "Qwen3MoeForCausalLM:v2",
+    "model: Llama V3": ("LlamaForCausalLM", "v3", "bfloat16"),
+    "model: Llama V2": ("LlamaForCausalLM", "v2", "bfloat16"),
+    "model: Llama, maxport's port": ("LlamaForCausalLM", "port", "bfloat16"),
+    "model: Gemma 3 V3, window 20": ("Gemma3ForCausalLM", "v3", "bfloat16"),
+    "model: Gemma 3, maxport's port": ("Gemma3ForCausalLM", "port", "bfloat16"),
+    "model: gpt-oss V3": ("GptOssForCausalLM", "v3", "bfloat16"),
+    "model: gpt-oss V3 in float32": ("GptOssForCausalLM", "v3", "float32"),
+    "model: DeepSeek V3 in V3": ("DeepseekV3ForCausalLM", "v3", "bfloat16"),
+    "model: Qwen3-MoE V2": ("Qwen3MoeForCausalLM", "v2", "bfloat16"),
 }
 ENGINES = {"compile": "compile-gpu", "evaluate": "evaluate"}
 #: How many times the evaluator's own bfloat16 rounding a right kernel may differ by.
@@ -137,10 +141,10 @@ def kernel_subject(name: str) -> Any:
 
 
 def model_subject(name: str) -> Any:
-    """A whole native model on a random checkpoint in bfloat16."""
+    """A whole model on a random checkpoint."""
     from gpu_subjects import ModelSubject
 
-    return ModelSubject(*MODELS[name].split(":"))
+    return ModelSubject(*MODELS[name])
 
 
 def names() -> list[str]:
@@ -224,9 +228,9 @@ def table(content: Mapping[str, Any]) -> str:
         control = max(row["control"]) if row.get("control") else None
         numbers = [number(v) for v in (row.get("max_diff"), row.get("tolerance"), control)]
         why = row.get("why", "").replace("|", "/")
-        if row.get("by_rows") and row["verdict"] != "equal":
+        if row.get("by_rows"):
             listed = ", ".join(f"{n}: {diff:.2g}" for n, diff in row["by_rows"].items())
-            why += f"; by rows in the batch: {listed}"
+            why += f"{why and '; '}one sequence of so many tokens differs by: {listed}"
         lines.append(
             f"| {row['name']} | {row['verdict']} | {row.get('dtype', '')} | "
             f"{' | '.join(numbers)} | {row['seconds'].get('compile', '')} | {why} |"

@@ -84,12 +84,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "vocab_size": 512,
     },
 }
-#: Ragged prefill past 128 keys, then decode; sequence -> (begin, end) of its tokens.
-SCHEDULE: tuple[dict[int, tuple[int, int]], ...] = (
-    {0: (0, 150), 1: (0, 7)},
-    {0: (150, 151), 1: (7, 8)},
-    {0: (151, 152), 1: (8, 9)},
-)
+#: Sequences in a batch. All matrix products of a model then have a multiple of 64 rows, logits of
+#: last tokens included: MAX 26.7's bfloat16 products on sm_90 write past their last row otherwise.
+SEQUENCES = 64
+#: Tokens of the first step: one sequence past the window and past 128 keys, 320 in all.
+LENGTHS = (150, *([2, 3, 3] * 21))[:SEQUENCES]
+#: Further steps of one token per sequence.
+DECODED = 2
+#: Tokens that the caches hold: every sequence fills pages of its own.
+CAPACITY = 2 * 128 * SEQUENCES
 
 
 #: Rows in one batch: matrix products take other kernels for few and for many.
@@ -171,24 +174,33 @@ class KernelSubject:
 
 
 class ModelSubject:
-    """A native architecture on a random checkpoint in bfloat16."""
+    """A whole model on a random checkpoint: MAX's own architecture, or the port that maxport emits.
 
-    dtype = "bfloat16"
+    Args:
+        name: Class of transformers.
+        lane: `v2` or `v3` for MAX's own, `port` for maxport's.
+        dtype: Of weights and computation.
+    """
 
-    def __init__(self, name: str, lane: str) -> None:
+    def __init__(self, name: str, lane: str, dtype: str) -> None:
         from native_twin import make_twin
 
-        from maxport.engine.build import build_native
-
         ensure_gpus(1)
+        self.dtype = dtype
         self._temp = tempfile.TemporaryDirectory(prefix="maxport-gpu-model-")
-        folder = make_twin(name, self.dtype, Path(self._temp.name), SIZES[name])
-        self.built = build_native(
-            name, folder, lane=lane, device="gpu", encoding=self.dtype, max_length=256
-        )
+        folder = make_twin(name, dtype, Path(self._temp.name), SIZES[name])
+        self.built = self._build(name, folder, lane)
         draw = np.random.default_rng(0)
-        self.tokens = {0: draw.integers(5, 500, 152), 1: draw.integers(5, 500, 9)}
+        self.tokens = [draw.integers(5, 500, length + DECODED) for length in LENGTHS]
         self.runner: Any = None
+
+    def _build(self, name: str, folder: Path, lane: str) -> Any:
+        from maxport.engine.build import build_native, build_port
+
+        options: dict[str, Any] = {"device": "gpu", "encoding": self.dtype, "max_length": 256}
+        if lane != "port":
+            return build_native(name, folder, lane=lane, **options)
+        return build_port(emitted(folder), folder, **options)
 
     def kernels(self) -> list[str]:
         """Custom kernels that the graph calls."""
@@ -197,7 +209,9 @@ class ModelSubject:
     def evaluated(self, *, widen: bool) -> list[torch.Tensor]:
         """Logits of all steps."""
         runner = self._evaluator()
-        if widen:
+        if widen and self.dtype == "float32":
+            runner.weights = {name: tf32(value) for name, value in runner.weights.items()}
+        elif widen:
             runner.program = Program(self.built.graph, widen=True)
             for index, pool in runner.cache._pools.items():
                 if pool.dtype == torch.bfloat16:
@@ -207,7 +221,7 @@ class ModelSubject:
     def _evaluator(self) -> Any:
         from maxport.engine.runner import EvaluatedRunner
 
-        runner = EvaluatedRunner(self.built)
+        runner = EvaluatedRunner(self.built, capacity=CAPACITY)
         runner.weights = {name: value.cpu() for name, value in runner.weights.items()}
         return runner
 
@@ -230,18 +244,33 @@ class ModelSubject:
         """Compile for the GPU."""
         from maxport.engine.compile import compile_graphs
 
-        (self.runner,) = compile_graphs([self.built])
+        (self.runner,) = compile_graphs([self.built], capacity=CAPACITY)
 
     def compiled(self) -> list[torch.Tensor]:
         """As `evaluated`, on the GPU."""
         return self._run(self.runner)
 
     def _run(self, runner: Any) -> list[torch.Tensor]:
-        outputs: list[torch.Tensor] = []
-        for step in SCHEDULE:
-            batch = {key: self.tokens[key][begin:end] for key, (begin, end) in step.items()}
+        batch = {key: self.tokens[key][:length] for key, length in enumerate(LENGTHS)}
+        outputs = [_logits(runner, batch)]
+        for step in range(DECODED):
+            batch = {
+                key: self.tokens[key][n + step : n + step + 1] for key, n in enumerate(LENGTHS)
+            }
             outputs.append(_logits(runner, batch))
         return outputs
+
+
+def emitted(checkpoint: Path) -> Path:
+    """The port that `maxport port` writes for a checkpoint, beside it."""
+    import transformers
+
+    from maxport.emit.write import write_port
+    from maxport.trace.port import make_port
+
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    port = make_port(config, slug="emitted")
+    return write_port(checkpoint.parent, "emitted", port.files)
 
 
 def _logits(runner: Any, batch: dict[int, Any]) -> torch.Tensor:
