@@ -109,6 +109,8 @@ def recording(
     import max.experimental.compilation as compilation
     import max.graph.graph as graph_module
     import max.pipelines.lib.log_probabilities as log_probabilities
+    from max.driver import is_virtual_device_mode
+    from max.graph.weights import WeightData
 
     recorder = RecordingSession(devices)
 
@@ -131,6 +133,8 @@ def recording(
             library = graph_module.KernelLibrary
             unchecked = mock.patch.object(library, "verify_custom_op", lambda self, op: None)
             stack.enter_context(unchecked)
+        if is_virtual_device_mode():
+            stack.enter_context(mock.patch.object(WeightData, "astype", cast_weight))
         if simulated:
             for patch in _without_signals():
                 stack.enter_context(patch)
@@ -139,6 +143,36 @@ def recording(
             yield recorder
         finally:
             quiet.setLevel(level)
+
+
+def cast_weight(weight: Any, dtype: Any) -> Any:
+    """`WeightData.astype` by torch, for weight adapters.
+
+    MAX's own runs a graph, and in virtual device mode, where none runs, hands out memory that
+    nobody wrote; a router's weights would be zeros or noise.
+
+    Args:
+        weight: A `WeightData`, any shape.
+        dtype: The `DType` wanted; equal dtypes return `weight` itself.
+    """
+    import torch
+    from max.driver import Buffer
+    from max.graph.weights import WeightData
+
+    from maxport.engine.evaluator.dtypes import carrier, to_torch
+
+    if weight.dtype == dtype:
+        return weight
+    values = to_torch(weight).to(carrier(dtype)).contiguous()
+    shape = tuple(values.shape)
+    octets = values.reshape(-1).view(torch.uint8)  # dlpack does not carry every dtype
+    return WeightData(
+        data=Buffer.from_dlpack(octets).view(dtype, shape),
+        name=weight.name,
+        dtype=dtype,
+        shape=weight.shape,
+        quantization_encoding=weight.quantization_encoding,
+    )
 
 
 def _output_names(staged: Any) -> tuple[str, ...]:
