@@ -318,13 +318,14 @@ def confirm(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         Verdict, difference and tolerance under the patch.
     """
-    from native_row import judge
+    from native_row import IMAGES, judge
     from native_twin import make_twin
 
     cls, lane = name.split()
     changes = {**row.get("changes", {}), **CAUSES[name].changes}
     with tempfile.TemporaryDirectory(prefix="maxport-native-") as temp:
-        folder = make_twin(cls, row["encoding"], Path(temp), changes)
+        fields = {key: value for key, value in changes.items() if key != IMAGES}
+        folder = make_twin(cls, row["encoding"], Path(temp), fields, images=IMAGES in changes)
         config = json.loads((folder / "config.json").read_text("utf-8"))
     # Architectures must be imported before they are patched.
     from maxport.engine.registry import native_architecture

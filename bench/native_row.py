@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from native_twin import NotJudged, make_twin, twin_of
+from native_twin import NotJudged, make_twin, reference_of, twin_of
 
 from maxport.errors import MaxportError
 
@@ -40,6 +40,9 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+
+#: Stands among a row's changes for the whole checkpoint of a model of images and text.
+IMAGES = "(vision part)"
 
 #: Ragged prefill, chunks and decode through the cache; sequence -> (begin, end) of its tokens.
 SCHEDULE: tuple[dict[int, tuple[int, int]], ...] = (
@@ -75,16 +78,31 @@ def judge_row(name: str, lane: str, changes: Mapping[str, Any]) -> dict[str, Any
     row: dict[str, Any] = {}
     for device, encoding in ATTEMPTS:
         row = judge(name, lane, device, encoding, changes)
-        if row["verdict"] == "cannot-load" and ("yarn" in row["why"] or "rope scal" in row["why"]):
-            retry = judge(name, lane, device, encoding, {**changes, "rope_parameters": YARN})
+        extra = missing(row)
+        if extra:
+            retry = judge(name, lane, device, encoding, {**changes, **extra})
             if retry["verdict"] != "no-reference":
-                row = {**retry, "changes": {"rope_parameters": YARN}}
+                row = {**retry, "changes": extra}
         if row["verdict"] != "cannot-load":
             break
         refusals[f"{device} {encoding}"] = row["why"]
     if refusals:
         row["refused"] = refusals
+    if row["verdict"] == "cannot-load" and len(set(refusals.values())) > 1:
+        row["why"] = "; ".join(f"{where}: {why}" for where, why in refusals.items())
     return row
+
+
+def missing(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What published checkpoints have, the twin lacks, and the row's verdict asks for."""
+    why = row["why"]
+    if row["verdict"] == "cannot-load" and ("yarn" in why or "rope scal" in why):
+        return {"rope_parameters": YARN}
+    if row["verdict"] == "cannot-load" and "vision_config" in why:
+        return {IMAGES: True}
+    if row["verdict"] == "no-reference" and "no causal-LM class" in why:
+        return {IMAGES: True}
+    return {}
 
 
 def judge(
@@ -97,7 +115,7 @@ def judge(
         lane: `v2` or `v3`.
         device: `cpu` or `gpu` (simulated).
         encoding: `float32` or `bfloat16`.
-        changes: Config fields to set in the twin.
+        changes: Config fields to set in the twin; `IMAGES` for its vision part.
     """
     row: dict[str, Any] = {"device": device, "encoding": encoding, "engine": "evaluate"}
     seconds: dict[str, float] = {}
@@ -105,7 +123,9 @@ def judge(
     begun = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="maxport-native-") as temp:
-            folder = make_twin(name, encoding, Path(temp), changes)
+            fields = {key: value for key, value in changes.items() if key != IMAGES}
+            images = bool(changes.get(IMAGES))
+            folder = make_twin(name, encoding, Path(temp), fields, images=images)
             seconds["twin"] = round(time.perf_counter() - begun, 1)
             found = compare(name, lane, device, encoding, folder, seconds)
     except NotJudged as error:
@@ -193,7 +213,7 @@ def text_model(built: Any, folder: Path) -> tuple[float, float, int, str]:
     from maxport.verify.tolerance import derive
 
     try:
-        reference = load_reference(folder)
+        reference = load_reference(reference_of(folder))
     except NoReference as error:
         raise NotJudged("no-reference", error.what) from error
     if built.encoding == "bfloat16":

@@ -29,6 +29,18 @@ PUBLISHED_ROUTING: dict[str, dict[str, Any]] = {
     "hy_v3": {"route_norm": True, "first_k_dense_replace": 1},
 }
 
+#: The same in the text part's config: the regular Gemma 4 layout, which MAX's gemma4/arch.py says
+#: the unified checkpoints have, of a model without experts and per-layer inputs.
+PUBLISHED_TEXT: dict[str, dict[str, Any]] = {
+    "gemma4_unified": {
+        "enable_moe_block": False,
+        "num_experts": None,
+        "top_k_experts": None,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 262144,
+    },
+}
+
 #: Tensor names of published checkpoints where transformers saves others (NemotronH).
 PUBLISHED_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
 
@@ -44,6 +56,19 @@ ENCODER_SIZES = {
     "intermediate_size": 80,
     "max_position_embeddings": 132,
     "layer_norm_eps": 3e-4,
+}
+
+
+#: A small vision part; only that it is there matters to a language model.
+VISION_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 56,
+    "mm_embed_dim": 32,
+    "mm_posemb_size": 16,
 }
 
 
@@ -78,8 +103,19 @@ def twin_of(name: str) -> Any:
     return twin_config(config, 0)
 
 
-def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) -> Path:
-    """A twin checkpoint of transformers' class `name`, with the keys that published ones have."""
+def make_twin(
+    name: str, encoding: str, temp: Path, changes: Mapping[str, Any], *, images: bool = False
+) -> Path:
+    """A twin checkpoint of transformers' class `name`, with the keys that published ones have.
+
+    Args:
+        name: Hugging Face class name.
+        encoding: Dtype of the weights.
+        temp: Where to make it.
+        changes: Config fields to set.
+        images: Make the whole checkpoint of a model of images and text. `reference_of` then is
+            its text part alone.
+    """
     import torch
     import transformers
 
@@ -88,12 +124,14 @@ def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) 
     cls = getattr(transformers, name, None)
     if cls is None or getattr(cls, "config_class", None) is None:
         raise NotJudged("no-reference", f"transformers {transformers.__version__} has no {name}")
+    dtype = getattr(torch, encoding)
     try:
-        config = copy.deepcopy(twin_of(name))
-        for key, value in changes.items():
-            setattr(config, key, value)
-        config.architectures = [name]
-        folder = save(cls, config, temp / "twin", getattr(torch, encoding))
+        if images:
+            folder = save_whole(cls, temp, dtype, changes)
+        else:
+            config = with_changes(copy.deepcopy(twin_of(name)), changes)
+            config.architectures = [name]
+            folder = save(cls, config, temp / "twin", dtype)
     except MaxportError as error:
         raise NotJudged("no-reference", f"no twin of {name}: {error}") from error
     rename_tensors(folder)
@@ -102,9 +140,52 @@ def make_twin(name: str, encoding: str, temp: Path, changes: Mapping[str, Any]) 
     published = {**PUBLISHED_KEYS, **PUBLISHED_ROUTING.get(cls.config_class.model_type, {})}
     added = {key: value for key, value in published.items() if key not in written}
     added |= {key: value for key, value in derived_keys(written).items() if key not in written}
+    if images:
+        text = PUBLISHED_TEXT.get(cls.config_class.model_type, {})
+        added["text_config"] = {**text, **written["text_config"]}
     written["architectures"] = [name]
     path.write_text(json.dumps(coherent({**written, **added}), indent=2), "utf-8")
     return folder
+
+
+def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
+    """`config` with fields set."""
+    for key, value in changes.items():
+        setattr(config, key, value)
+    return config
+
+
+def reference_of(folder: Path) -> Path:
+    """What transformers reads for a twin: its text part where that is apart, else the twin."""
+    text = folder.with_name("text")
+    return text if text.is_dir() else folder
+
+
+def save_whole(cls: Any, temp: Path, dtype: Any, changes: Mapping[str, Any]) -> Path:
+    """Write a model of images and text to `twin`, and its text part as a checkpoint to `text`."""
+    from maxport.twin import causal_lm_class, twin_config
+    from maxport.twin.model import randomise
+
+    whole = cls.config_class()
+    text = with_changes(twin_config(whole.get_text_config(decoder=True), 0), changes)
+    vision = whole.vision_config or whole.sub_configs["vision_config"]()
+    for key, value in VISION_SIZES.items():
+        if hasattr(vision, key):
+            setattr(vision, key, value)
+    if hasattr(vision, "output_proj_dims"):
+        vision.output_proj_dims = text.hidden_size
+    config = cls.config_class(text_config=text.to_dict(), vision_config=vision.to_dict())
+    config.architectures = [cls.__name__]
+    config.tie_word_embeddings = text.tie_word_embeddings
+    model = cls._from_config(config, attn_implementation="eager", dtype=dtype).eval()
+    randomise(model, 1)
+    model.save_pretrained(temp / "twin")
+    language = causal_lm_class(text)._from_config(text, attn_implementation="eager", dtype=dtype)
+    language.model.load_state_dict(model.model.language_model.state_dict())
+    language.lm_head.load_state_dict(model.lm_head.state_dict())
+    language.config.architectures = [type(language).__name__]
+    language.save_pretrained(temp / "text")
+    return temp / "twin"
 
 
 def rename_tensors(folder: Path) -> None:

@@ -102,6 +102,10 @@ class PagedCache:
     ) -> Any:
         if index in self._pools:
             return self._pools[index]
+        if role.name == "image_embeddings":  # text alone; numpy has no bfloat16
+            import torch
+
+            return torch.zeros(0, int(role.shape[1] or 0), dtype=torch_dtype(role.dtype))
         counts = [len(tokens) for tokens in batch.values()]
         cached = [self.lengths[key] for key in batch]
         longest = max(c + n for c, n in zip(cached, counts, strict=True))
@@ -122,6 +126,7 @@ class PagedCache:
             "page_stride": lambda: [self._stride(role, "kv_blocks")],
             "scales_page_stride": lambda: [self._stride(role, "kv_scales")],
             "attention_dispatch_metadata": lambda: self._dispatch(role, counts, longest),
+            "image_token_indices": lambda: [],
             "mla_num_partitions": lambda: [1],
         }
         if role.name not in made:

@@ -135,6 +135,11 @@ def _batch_role(kind: Any) -> str:
         return "data_parallel_splits"
     if kind.dtype.name == "int32" and dims == ["1"]:
         return "batch_context_lengths"
+    # Embeddings of images and where they go, as vision_merge_inputs declares them.
+    if kind.dtype.is_float() and len(dims) == 2 and "image" in dims[0]:
+        return "image_embeddings"
+    if kind.dtype.name == "int32" and dims == ["total_image_tokens"]:
+        return "image_token_indices"
     # NemotronH keeps its recurrent states beside the cache, one slot per sequence.
     if type(kind).__name__ == "BufferType" and dims[0] == "max_slots":
         return "slot_pool"

@@ -72,7 +72,7 @@ def scatter_skipping(
     call: Call, x: torch.Tensor, updates: torch.Tensor, index: torch.Tensor
 ) -> torch.Tensor:
     """Write rows at indices; rows whose index is out of range are left out."""
-    rows = index.reshape(len(index), -1).long()
+    rows = index.flatten(1).long() if index.ndim > 1 else index[:, None].long()
     sizes = torch.tensor(x.shape[: rows.shape[1]])
     kept = ((rows >= 0) & (rows < sizes)).all(1)
     result = x.clone()
