@@ -14,6 +14,7 @@ from maxport.migrate.codemods.entry import Entry
 from maxport.migrate.codemods.imports import Imports
 from maxport.migrate.codemods.operations import Operations
 from maxport.migrate.codemods.sharding import Sharding
+from maxport.migrate.codemods.subgraphs import Subgraphs
 from maxport.migrate.codemods.surface import Surface
 from maxport.migrate.codemods.values import Values
 from maxport.migrate.codemods.weights import Weights
@@ -434,3 +435,27 @@ def test_a_second_run_changes_nothing(codemod: type[Codemod], tmp_path: Path) ->
     again.text = first.text
     apply(codemod, again)
     assert again.text == first.text
+
+
+def test_subgraphs(tmp_path: Path) -> None:
+    text = HEAD.replace("ops\n", "Graph, ops\n") + (
+        "from max import tree\n\n\n"
+        "def run(layers, inputs_for, h):\n"
+        "    built: dict[int, Graph] = {}\n"
+        "    for i, layer in enumerate(layers):\n"
+        "        values = inputs_for(i, h)\n"
+        "        # one subgraph for all\n"
+        "        if 0 not in built:\n"
+        '            built[0] = layer.build_subgraph(name="block", inputs=values)\n'
+        "        flat = tree.leaves(values)\n"
+        '        results = ops.call(built[0], *flat, prefix=f"layers.{i}.")\n'
+        "        h = [x.tensor for x in results]\n"
+        "    return h\n"
+    )
+    work = run(Subgraphs, text, tmp_path)
+    assert "build_subgraph" not in work.text and "built" not in work.text
+    assert "flat" not in work.text
+    call = 'as_subgraph(layer, name="block")(*subgraph_arguments(values))'
+    assert f"        results = tree.leaves({call}, leaf=Tensor)\n" in work.text
+    assert "def subgraph_arguments(values: Sequence[Any]) -> Any:" in work.text
+    assert [c.level for c in work.changes] == ["safe", "safe"]

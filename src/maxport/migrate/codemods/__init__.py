@@ -14,6 +14,7 @@ from maxport.migrate.codemods.entry import Entry
 from maxport.migrate.codemods.imports import Imports
 from maxport.migrate.codemods.operations import Operations
 from maxport.migrate.codemods.sharding import Sharding
+from maxport.migrate.codemods.subgraphs import Subgraphs
 from maxport.migrate.codemods.surface import Surface
 from maxport.migrate.codemods.values import Values
 from maxport.migrate.codemods.weights import Weights
@@ -22,6 +23,7 @@ from maxport.migrate.rewrite import Codemod
 ORDER: tuple[type[Codemod], ...] = (
     Entry,
     Surface,
+    Subgraphs,
     Sharding,
     Constructors,
     Containers,
