@@ -225,6 +225,11 @@ def olmo3_rope(config: Config) -> Iterator[Any]:
     yield mock.patch.object(source, "RotaryEmbedding", lambda *args, **kwargs: built[-1])
 
 
+def nothing(config: Config) -> Iterator[Any]:
+    """MAX stays as it is; the cause's changes make transformers compute the same."""
+    yield contextlib.nullcontext()
+
+
 def nemotron_router(config: Config) -> Iterator[Any]:
     """Round the reference's router weights to bfloat16, as MAX's weight adapter does."""
     import torch
@@ -242,6 +247,22 @@ def nemotron_router(config: Config) -> Iterator[Any]:
         return loaded
 
     yield mock.patch.object(reference, "load_reference", rounded)
+
+
+def deepseek_v4_rounding(config: Config) -> Iterator[Any]:
+    """Keep latents, entries and the indexer's queries as they are computed."""
+    from maxport.engine.evaluator.kernels import compressed
+
+    same = lambda x, block_size=0: x  # noqa: E731
+    for layer, name in (
+        ("attention", "fp8_qat_quantize"),
+        ("compressor", "fp8_qat_quantize"),
+        ("compressor", "fp4_qat_quantize"),
+        ("indexer", "fp4_qat_quantize"),
+    ):
+        yield mock.patch.object(module(f"deepseekV4.layers.{layer}"), name, same)
+    for name in ("snap_to_fp8", "snap_to_fp4"):  # the compressor's kernel rounds by itself
+        yield mock.patch.object(compressed, name, same)
 
 
 CAUSES: dict[str, Cause] = {
@@ -291,6 +312,17 @@ CAUSES: dict[str, Cause] = {
         "weights to bfloat16",
         nemotron_router,
         {"chunk_size": 256, "time_step_min": 1e-12},
+    ),
+    "NemotronHForCausalLM v3": Cause(
+        "transformers' own Mamba-2 depends on chunk_size once a prompt is longer than a chunk, and "
+        "clamps the time step at time_step_min, MAX does neither",
+        nothing,
+        {"chunk_size": 256, "time_step_min": 1e-12},
+    ),
+    "DeepseekV4ForCausalLM v2": Cause(
+        "deepseekV4/layers round latents and compressed entries to float8 and the indexer's "
+        "queries and keys to float4, transformers does not",
+        deepseek_v4_rounding,
     ),
     "Olmo3ForCausalLM v2": Cause(
         "olmo3.py rotates sliding layers without yarn, transformers all layers with it", olmo3_rope

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ PUBLISHED_ROUTING: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     "deepseek_v32": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     "glm_moe_dsa": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "deepseek_v4": {
+        "dspark_target_layer_ids": [0],
+        "dspark_block_size": 5,
+        "dspark_noise_token_id": 0,
+        "dspark_markov_rank": 256,
+        "expert_dtype": None,
+    },
     "hy_v3": {"route_norm": True, "first_k_dense_replace": 1},
 }
 
@@ -44,8 +52,54 @@ PUBLISHED_TEXT: dict[str, dict[str, Any]] = {
 #: Tensor names of published checkpoints where transformers saves others (NemotronH).
 PUBLISHED_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
 
+#: The same as patterns, in order; DeepSeek V4's are transformers' conversion_mapping.py reversed.
+PUBLISHED_PATTERNS: dict[str, list[tuple[str, str]]] = {
+    "deepseek_v4": [
+        (r"^model\.", ""),
+        (r"^embed_tokens\.", "embed."),
+        (r"^hc_head\.hc_", "hc_head_"),
+        (r"\.input_layernorm\.", ".attn_norm."),
+        (r"\.post_attention_layernorm\.", ".ffn_norm."),
+        (r"\.(attn|ffn)_hc\.", r".hc_\1_"),
+        (r"\.self_attn\.sinks$", ".attn.attn_sink"),
+        (r"\.self_attn\.", ".attn."),
+        (r"\.mlp\.", ".ffn."),
+        (r"\.scorer\.", "."),
+        (
+            r"\.compressor\.indexer\.(kv_proj|gate_proj|kv_norm|position_bias)",
+            r".indexer.compressor.\1",
+        ),
+        (r"\.compressor\.indexer\.", ".indexer."),
+        (r"\.compressor\.kv_norm\.", ".compressor.norm."),
+        (r"\.position_bias$", ".ape"),
+        (r"\.q_a_norm\.", ".q_norm."),
+        (r"\.q_a_proj\.", ".wq_a."),
+        (r"\.q_b_proj\.", ".wq_b."),
+        (r"\.o_a_proj\.", ".wo_a."),
+        (r"\.o_b_proj\.", ".wo_b."),
+        (r"\.kv_proj\.", ".wkv."),
+        (r"(attn\S*)\.gate_proj\.", r"\1.wgate."),
+        (r"\.gate_proj\.", ".w1."),
+        (r"\.down_proj\.", ".w2."),
+        (r"\.up_proj\.", ".w3."),
+        (r"\.gate\.e_score_correction_bias$", ".gate.bias"),
+    ],
+}
+
 #: Tensors that bfloat16 checkpoints keep in float32 (DeepSeek V3, Nemotron-H).
 PUBLISHED_FLOAT32 = ("e_score_correction_bias",)
+
+#: Sizes that a family's graph is built around and a twin changes.
+PUBLISHED_SIZES: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+        "head_dim": 128,  # 64 without rotation, the block of its cache's quantization
+        "partial_rotary_factor": 0.5,
+        "qk_rope_head_dim": 64,
+        "index_head_dim": 128,
+        "index_n_heads": 16,  # with few, entries tie at a score of 0
+    },
+}
 
 #: A small encoder, in the names that encoders' configs share.
 ENCODER_SIZES = {
@@ -130,11 +184,12 @@ def make_twin(
             folder = save_whole(cls, temp, dtype, changes)
         else:
             config = with_changes(copy.deepcopy(twin_of(name)), changes)
+            with_changes(config, PUBLISHED_SIZES.get(config.model_type, {}))
             config.architectures = [name]
             folder = save(cls, config, temp / "twin", dtype)
     except MaxportError as error:
         raise NotJudged("no-reference", f"no twin of {name}: {error}") from error
-    rename_tensors(folder)
+    rename_tensors(folder, PUBLISHED_PATTERNS.get(cls.config_class.model_type, []))
     path = folder / "config.json"
     written = json.loads(path.read_text("utf-8"))
     published = {**PUBLISHED_KEYS, **PUBLISHED_ROUTING.get(cls.config_class.model_type, {})}
@@ -188,17 +243,17 @@ def save_whole(cls: Any, temp: Path, dtype: Any, changes: Mapping[str, Any]) -> 
     return temp / "twin"
 
 
-def rename_tensors(folder: Path) -> None:
+def rename_tensors(folder: Path, patterns: Sequence[tuple[str, str]] = ()) -> None:
     """Give tensors the names and dtypes of published checkpoints; transformers saves others."""
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
-    tensors = {
-        PUBLISHED_NAMES.get(name, name): value.float()
-        if name.endswith(PUBLISHED_FLOAT32)
-        else value
-        for name, value in load_file(path).items()
-    }
+    tensors = {}
+    for name, value in load_file(path).items():
+        new = PUBLISHED_NAMES.get(name, name)
+        for pattern, replacement in patterns:
+            new = re.sub(pattern, replacement, new)
+        tensors[new] = value.float() if name.endswith(PUBLISHED_FLOAT32) else value
     save_file(tensors, path, metadata={"format": "pt"})
 
 
@@ -221,6 +276,16 @@ def coherent(config: dict[str, Any]) -> dict[str, Any]:
         config["num_hash_layers"] = routing.count("hash_moe")
         del config["mlp_layer_types"]
     kinds = config.get("layer_types") or []
+    if config.get("compress_rates"):
+        del config["rope_parameters"]
+        config["rope_scaling"] = {
+            "type": "yarn",
+            "factor": 16,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        }
+        config["compress_ratios"] = [config["compress_rates"].get(kind, 0) for kind in kinds]
     if "full_attention" in kinds and "sliding_attention" in kinds:
         for key in ("_sliding_window_pattern", "sliding_window_pattern"):
             if config.get(key):

@@ -82,7 +82,7 @@ def load_reference(folder: Path, *, trust_remote_code: bool = False) -> Referenc
     from maxport.twin import causal_lm_class
 
     try:
-        with quiet():
+        with quiet(), own_configs():
             config = transformers.AutoConfig.from_pretrained(
                 folder, trust_remote_code=trust_remote_code
             )
@@ -143,6 +143,19 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+@contextlib.contextmanager
+def own_configs() -> Iterator[None]:
+    """Config classes of transformers, not those that MAX puts in their place when imported."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    extra = CONFIG_MAPPING._extra_content
+    hidden = {kind: extra.pop(kind) for kind in list(extra) if kind in CONFIG_MAPPING._mapping}
+    try:
+        yield
+    finally:
+        extra.update(hidden)
 
 
 @contextlib.contextmanager

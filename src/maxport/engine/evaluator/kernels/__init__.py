@@ -3,6 +3,7 @@
 from maxport.engine.evaluator.kernels import (  # noqa: F401
     attention,
     cache,
+    compressed,
     misc,
     mla,
     moe,

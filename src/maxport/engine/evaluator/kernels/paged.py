@@ -57,8 +57,9 @@ class PagedCache:
         return sequence, position
 
     def store(self, which: int, new: torch.Tensor, offsets: torch.Tensor) -> None:
-        """Write the new tokens' keys or values, [tokens, heads, head dim]."""
+        """Write the new tokens' keys or values, [tokens, heads, head dim]; later rows are no one's."""
         sequence, position = self.positions(offsets)
+        new = new[: len(sequence)]
         page = self.table[sequence, position // self.page_size]
         self.blocks[page, which, self.layer, position % self.page_size] = new.to(self.blocks.dtype)
 
