@@ -418,6 +418,35 @@ class Model(Module):
     compile(work.text, "block.py", "exec")
 
 
+def test_entry_keeps_buffers_that_are_no_signals(tmp_path: Path) -> None:
+    text = HEAD + (
+        "class Model(Module):\n"
+        "    def __call__(self, tokens, pools, n):\n"
+        "        return tokens\n\n"
+        "    def trace(self, *input_types):\n"
+        "        def forward(tokens, input_row_offsets, return_n_logits, *rest):\n"
+        "            pools = [rest[i].buffer for i in range(2)]\n"
+        "            return self(tokens.tensor, pools, return_n_logits.tensor)\n\n"
+        "        return Graph('model', forward, input_types=input_types)\n"
+    )
+    assert "pools = [rest[i] for i in range(2)]" in run(Entry, text, tmp_path).text
+
+
+def test_imports_stay_above_a_described_constant(tmp_path: Path) -> None:
+    text = (
+        "from max.graph import ops\n"
+        "from max.nn.layer import Module\n\n"
+        'ACTIVATIONS = {"silu": ops.silu}\n'
+        '"""What a config may name."""\n\n\n'
+        "class Block(Module):\n"
+        "    pass\n"
+    )
+    work = run(Operations, text, tmp_path)
+    apply(Imports, work)
+    order = ["functional as F", "ACTIVATIONS =", "What a config may name"]
+    assert [work.text.index(part) for part in order] == sorted(map(work.text.index, order))
+
+
 @pytest.mark.parametrize("codemod", ORDER, ids=lambda c: c.NAME)
 def test_a_second_run_changes_nothing(codemod: type[Codemod], tmp_path: Path) -> None:
     text = HEAD + (

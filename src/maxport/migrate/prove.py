@@ -18,7 +18,7 @@ from maxport.engine import graphhash
 from maxport.errors import MaxportError
 from maxport.migrate.plan import Plan
 from maxport.migrate.registered import registrations
-from maxport.migrate.twins import in_bfloat16
+from maxport.migrate.twins import in_bfloat16, variants
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Proof:
         max_diff: Largest difference of logits, where the graphs were evaluated.
         encoding: Precision both were built in; bfloat16 only where V2 refuses float32.
         package: `equal` when the whole package, loaded as serving does, builds V2's graph.
+        device: `gpu` where V2's root builds there only; a simulated one where there is none.
         package_device: `gpu` where V2's pipeline builds there only; then in bfloat16.
+        twin: What V2 asks of a twin beyond transformers' class defaults; mostly nothing.
         why: One sentence where the verdict is not `equal`.
         seconds: Time by step.
     """
@@ -58,7 +60,9 @@ class Proof:
     encoding: str = "float32"
     max_diff: float | None = None
     package: str = ""
+    device: str = "cpu"
     package_device: str = "cpu"
+    twin: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -68,7 +72,8 @@ class Proof:
         if self.verdict == "equal":
             count = self.modes[0].parameters
             whole = f"; package: {self.package}" if self.package else ""
-            return f"equal by {self.engine} ({names}); {count} parameters equal{whole}"
+            place = "" if self.device == "cpu" else f" on a (virtual) GPU in {self.encoding}"
+            return f"equal by {self.engine}{place} ({names}); {count} parameters equal{whole}"
         return f"{self.verdict}: {self.why}"
 
     def to_json(self) -> dict[str, Any]:
@@ -108,9 +113,12 @@ def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str
     return proof
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Case:
-    """What is proven: the migration, its package on disk, and what V2 is built from."""
+    """What is proven: the migration, its package on disk, and what V2 is built from.
+
+    `added` says what the twin got because V2 refuses it without.
+    """
 
     plan: Plan
     package: Path
@@ -118,6 +126,7 @@ class _Case:
     twin: Path
     device: str
     architecture: Any
+    added: str = ""
 
 
 def _architecture(plan: Plan, class_name: str) -> Any:
@@ -134,6 +143,7 @@ def _prove_root(proof: Proof, case: _Case) -> None:
 
     start = time.perf_counter()
     call, proof.encoding = _recorded(case)
+    proof.device, proof.twin = call.device, case.added
     proof.seconds["v2"] = round(time.perf_counter() - start, 2)
     if lanes.holds_layers(call):
         _prove_package(proof, case)  # only the pipeline model can construct such a root
@@ -152,33 +162,50 @@ def _recorded(case: _Case) -> tuple[Any, str]:
     """V2's root call, in float32 where V2 takes it and else in bfloat16, with that encoding's name.
 
     Some V2 layers insist on bfloat16, which shows only when they are traced; some architectures
-    refuse the CPU, and are recorded on a GPU, a simulated one where there is none.
+    refuse the CPU, and are recorded on a GPU, a simulated one where there is none; some refuse
+    transformers' class defaults, and get a twin closer to published ones.
     """
+    refused: dict[str, str] = {}
+    for added, twin in variants(case.twin, case.plan):
+        for device, encoding in dict.fromkeys(((case.device, "float32"), ("gpu", "bfloat16"))):
+            try:
+                call = _record(case, twin, device, encoding)
+            except MaxportError as error:
+                tried = f" ({added} added)" if added else ""
+                refused.setdefault(error.what.removeprefix(_REFUSAL), f"{device}{tried}")
+                continue
+            case.twin, case.added = twin, added
+            return _traceable(call, encoding)
+    said = "; ".join(f"{place}: {why}" for why, place in refused.items())
+    raise MaxportError(f"{_REFUSAL}{said}", where=case.class_name, code=1)
+
+
+_REFUSAL = "the graph does not build: "
+
+
+def _record(case: _Case, twin: Path, device: str, encoding: str) -> Any:
+    """V2's root call on one device in one precision."""
     from maxport.engine import lanes
 
     root = case.plan.root
-    same: dict[str, Any] = {"architecture": case.architecture}
-    try:
-        call = lanes.record_root(
-            root.module, root.name, case.class_name, case.twin, device=case.device, **same
-        )
-    except MaxportError as first:  # it may be for GPUs only
-        same |= {"device": "gpu", "encoding": "bfloat16"}
-        twin = in_bfloat16(case.twin)
-        try:
-            call = lanes.record_root(root.module, root.name, case.class_name, twin, **same)
-        except MaxportError:
-            raise first from None
-        return call, "bfloat16"
-    if lanes.holds_layers(call):
-        return call, "float32"
+    twin = in_bfloat16(twin) if encoding == "bfloat16" else twin
+    same = {"architecture": case.architecture, "device": device, "encoding": encoding}
+    return lanes.record_root(root.module, root.name, case.class_name, twin, **same)
+
+
+def _traceable(call: Any, encoding: str) -> tuple[Any, str]:
+    """The call and its encoding; bfloat16 where V2's layers do not trace in float32."""
+    from maxport.engine import lanes
+
+    if encoding == "bfloat16" or lanes.holds_layers(call):
+        return call, encoding
     try:
         lanes.trace_v2(call, lanes.modes_of(call)[0])
     except Exception:
         call = lanes.in_bfloat16(call)
         lanes.trace_v2(call, lanes.modes_of(call)[0])
         return call, "bfloat16"
-    return call, "float32"
+    return call, encoding
 
 
 def _prove_package(proof: Proof, case: _Case) -> None:

@@ -10,11 +10,15 @@ import ast
 import json
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from maxport.errors import MaxportError
+from maxport.migrate.keys import keys_read
+from maxport.migrate.plan import Plan
 from maxport.migrate.target import Target
 
 # Small values for the numbers that size an encoder; keys a config does not have are left alone.
@@ -25,6 +29,18 @@ _SMALL = {
     "intermediate_size": 48,
     "vocab_size": 96,
     "max_position_embeddings": 160,
+}
+
+# RoPE as long-context checkpoints have it; some architectures build for nothing else.
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
 }
 
 
@@ -103,6 +119,42 @@ def make_twin(class_name: str, folder: Path) -> Path:
     config.architectures = [class_name]  # after the model, which names its own class
     config.save_pretrained(folder)
     return folder
+
+
+def variants(twin: Path, plan: Plan) -> Iterator[tuple[str, Path]]:
+    """The twin, then copies of it closer to what is published, for V2 that refuses the twin.
+
+    Transformers' class defaults lack keys that published configs have, and have plain RoPE.
+
+    Args:
+        twin: From `make_twin`.
+        plan: The migration's, whose V2 code says what keys it reads.
+
+    Yields:
+        (what was added, the folder); nothing was added to the first.
+    """
+    yield "", twin
+    read = keys_read(plan)
+
+    def completed(config: dict[str, Any]) -> dict[str, Any]:
+        return {**read, **config}
+
+    def scaled(config: dict[str, Any]) -> dict[str, Any]:
+        return {**read, **config, "rope_parameters": _YARN, "rope_scaling": _YARN}
+
+    yield "the keys V2 reads", _changed(twin, "keys", completed)
+    yield "the keys V2 reads and YaRN", _changed(twin, "yarn", scaled)
+
+
+def _changed(twin: Path, suffix: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """A copy of a checkpoint beside it, with another config.json."""
+    copy = twin.with_name(f"{twin.name}-{suffix}")
+    if not copy.exists():
+        shutil.copytree(twin, copy)
+        path = copy / "config.json"
+        config = json.loads(path.read_text("utf-8"))
+        path.write_text(json.dumps(change(config)), "utf-8")
+    return copy
 
 
 def in_bfloat16(twin: Path) -> Path:

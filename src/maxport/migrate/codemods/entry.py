@@ -156,8 +156,11 @@ class _Body(cst.CSTTransformer):  # type: ignore[misc]
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign:
         """Signal buffers synchronise several devices; on one there are none to take."""
         value = original_node.value
-        if isinstance(value, cst.ListComp) and m.matches(
-            value.elt, m.Attribute(attr=m.Name("buffer"))
+        signals = "signal" in code_of(original_node.targets[0].target)
+        if (
+            signals
+            and isinstance(value, cst.ListComp)
+            and m.matches(value.elt, m.Attribute(attr=m.Name("buffer")))
         ):
             window = value.for_in.iter
             if isinstance(window, cst.Subscript):

@@ -142,11 +142,9 @@ class Imports(Codemod):
         body = list(updated_node.body)
         at = 0
         for index, statement in enumerate(body):
-            if m.matches(
-                statement,
-                m.SimpleStatementLine([m.ImportFrom() | m.Import()])
-                | m.SimpleStatementLine([m.Expr(m.SimpleString() | m.ConcatenatedString())]),
-            ):
+            text = m.SimpleStatementLine([m.Expr(m.SimpleString() | m.ConcatenatedString())])
+            imported = m.matches(statement, m.SimpleStatementLine([m.ImportFrom() | m.Import()]))
+            if imported or (index == 0 and m.matches(statement, text)):
                 at = index + 1
         made: list[cst.BaseStatement] = []
         if lines:

@@ -58,12 +58,7 @@ class Subgraphs(Codemod):
         calls = [c for c in m.findall(node, m.Call()) if self._called(c)]
         gone = [*calls, *m.findall(node, _BUILT)]
         holders = {target.split("[")[0] for target in self.built}
-        starred = {
-            dotted(arg.value)
-            for call in calls
-            for arg in call.args
-            if arg.star
-        }
+        starred = {dotted(arg.value) for call in calls for arg in call.args if arg.star}
         found = set()
         for name in holders | starred:
             everywhere = len(m.findall(node, m.Name(name)))
