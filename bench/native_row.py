@@ -249,7 +249,7 @@ def text_model(built: Any, folder: Path) -> tuple[float, float, int, str]:
 
 
 def past_windows(config: Any) -> tuple[dict[int, tuple[int, int]], ...]:
-    """The schedule, with a first sequence that fills the widest window that tokens are pooled in."""
+    """The schedule, its first sequence filling the widest window that tokens are pooled in."""
     widest = max((getattr(config, "compress_rates", None) or {"": 0}).values())
     first = {0: (0, SCHEDULE[0][0][1] + widest), 1: SCHEDULE[0][1]}
     moved = [

@@ -66,7 +66,7 @@ PUBLISHED_PATTERNS: dict[str, list[tuple[str, str]]] = {
         (r"\.mlp\.", ".ffn."),
         (r"\.scorer\.", "."),
         (
-            r"\.compressor\.indexer\.(kv_proj|gate_proj|kv_norm|position_bias)",
+            r"\.compressor\.indexer\.(kv_|gate_|position_)",
             r".indexer.compressor.\1",
         ),
         (r"\.compressor\.indexer\.", ".indexer."),

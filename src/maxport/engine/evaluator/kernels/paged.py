@@ -57,7 +57,7 @@ class PagedCache:
         return sequence, position
 
     def store(self, which: int, new: torch.Tensor, offsets: torch.Tensor) -> None:
-        """Write the new tokens' keys or values, [tokens, heads, head dim]; later rows are no one's."""
+        """Write new tokens' keys or values, [tokens, heads, head dim]; the rest is skipped."""
         sequence, position = self.positions(offsets)
         new = new[: len(sequence)]
         page = self.table[sequence, position // self.page_size]
