@@ -90,7 +90,9 @@ def command(
 
 def _holds(proof: dict[str, Any], compiling: bool) -> bool:
     compiled = proof.get("compiled") or {}
-    return proof["verdict"] == "equal" and (not compiling or bool(compiled.get("equal")))
+    parallel = (proof.get("parallel") or {}).get("verdict", "equal")
+    held = proof["verdict"] == "equal" and parallel in ("equal", "cannot-load")
+    return held and (not compiling or bool(compiled.get("equal")))
 
 
 def _compiled_summary(found: dict[str, Any] | None) -> str:

@@ -94,7 +94,7 @@ def _walk(
         queue += [(source, node) for node in nodes if node is not None]
     while queue:
         source, node = queue.pop()
-        for name, site in uses(source, node):
+        for name, site in uses(source, node, kinds.dropped):
             found = kinds.sources.resolve(source.name, name)
             if found.module in own and own[found.module] is None:
                 continue
@@ -126,7 +126,9 @@ def _local_constant(kinds: Kinds, source: ModuleSource, found: Definition) -> bo
     return found.name in source.constants and found.name not in source.imports
 
 
-def uses(source: ModuleSource, root: ast.AST) -> Iterator[tuple[str, _Site]]:
+def uses(
+    source: ModuleSource, root: ast.AST, dropped: frozenset[str] = DROPPED_METHODS
+) -> Iterator[tuple[str, _Site]]:
     """Names used below `root` that are imported or defined at module level, with their place."""
     known = source.imports.keys() | source.classes.keys() | source.functions.keys()
     known |= source.constants.keys()
@@ -135,7 +137,7 @@ def uses(source: ModuleSource, root: ast.AST) -> Iterator[tuple[str, _Site]]:
         node, parent, statement, annotation = stack.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        if isinstance(node, ast.FunctionDef) and node.name in DROPPED_METHODS and node is not root:
+        if isinstance(node, ast.FunctionDef) and node.name in dropped and node is not root:
             continue
         if isinstance(node, ast.stmt):
             statement = node

@@ -36,6 +36,8 @@ class Kinds:
 
     sources: Sources
     walk: BaseWalk = field(init=False)
+    # Methods left out of the V3 layers.
+    dropped: frozenset[str] = DROPPED_METHODS
     _memo: dict[Definition, Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

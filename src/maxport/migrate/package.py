@@ -7,8 +7,9 @@ from typing import Any
 
 import libcst as cst
 
-from maxport.migrate.codemods import ORDER
+from maxport.migrate.codemods import order_for
 from maxport.migrate.codemods.imports import Imports
+from maxport.migrate.parallel import HELPERS, HELPERS_TEXT
 from maxport.migrate.pipeline import make_pipeline
 from maxport.migrate.plan import Plan
 from maxport.migrate.rewrite import Change, FileWork, apply
@@ -87,6 +88,8 @@ def migrate_graph(plan: Plan) -> Migrated:
     if "named_parameters" in plan.extras:
         result.files["named_parameters.py"] = NAMED_PARAMETERS
     plumbing = make_pipeline(plan)
+    if HELPERS in plan.extras:
+        result.files[f"{HELPERS}.py"] = HELPERS_TEXT
     result.files |= plumbing.files
     result.generated = plumbing.files.keys() - {"arch.py"}
     result.changes += plumbing.changes
@@ -114,7 +117,7 @@ _done: dict[Any, FileWork] = {}
 def _cache_key(plan: Plan, module: str, shown: str) -> Any:
     """All that the rewritten text of a carried file depends on."""
     carried = frozenset((m, frozenset(names)) for m, names in plan.closure.carried.items())
-    return module, shown, carried, frozenset(plan.closure.native)
+    return module, shown, carried, frozenset(plan.closure.native), plan.parallel, plan.weights
 
 
 def _rewrite(work: FileWork, key: Any) -> None:
@@ -123,10 +126,12 @@ def _rewrite(work: FileWork, key: Any) -> None:
         work.text, work.changes = done.text, list(done.changes)
         if "NamedParameters" in done.text:
             work.plan.extras.add("named_parameters")
+        if f"{HELPERS} import" in done.text:
+            work.plan.extras.add(HELPERS)
         return
     graph = work.module in work.plan.graph
     work.facts["keep_unused"] = not graph
-    for codemod in ORDER if graph else (Imports,):
+    for codemod in order_for(work.plan.parallel) if graph else (Imports,):
         apply(codemod, work)
     if key is not None:
         _done[key] = work

@@ -24,8 +24,9 @@ from maxport.migrate.batching import (
     own_input_types,
 )
 from maxport.migrate.closure import definition
-from maxport.migrate.codemods import ORDER
-from maxport.migrate.construction import GIVEN, Chain, pipeline_chain
+from maxport.migrate.codemods import order_for
+from maxport.migrate.construction import GIVEN, Chain, Construction, pipeline_chain
+from maxport.migrate.parallel import HELPERS
 from maxport.migrate.plan import Plan
 from maxport.migrate.registered import Registration, registrations
 from maxport.migrate.registration import rewritten_arch
@@ -119,7 +120,7 @@ def _model(plan: Plan, names: Names, chain: Chain, made: Plumbing) -> str:
         text = _text(member.source, member.node)
         body += "\n" + text + "\n"
         _imports_of(plan, member.source, member.node, imports, copied)
-    construct = _construct(plan, chain, made, imports, copied)
+    construct = _constructs(plan, chain, made, imports, copied)
     declared = ""
     mixin = any("LogProbabilitiesMixin" in ast.unparse(b) for _, n in chain for b in n.bases)
     base = "ModuleV3PipelineModelWithKVCache" if names.cache else "ModuleV3PipelineModel"
@@ -145,25 +146,52 @@ def _model(plan: Plan, names: Names, chain: Chain, made: Plumbing) -> str:
     text += (
         "\n    def _instantiate_module(self, model_config: Any) -> Any:\n"
         f"{construct}"
-        "        nn_model.to(self.devices[0])\n"
         f"{declared}"
         "        return nn_model\n"
     )
     return text
 
 
-def _construct(
+def _constructs(
     plan: Plan,
     chain: Chain,
     made: Plumbing,
     imports: dict[str, str],
     copied: dict[str, str],
 ) -> str:
-    """Statements that construct the root as `nn_model`, over `model_config`.
+    """Statements that construct the root on the device, or on a mesh of several."""
+    one = _construct(plan, plan.construction, chain, made, imports, copied)
+    moved = "        nn_model.to(self.devices[0])\n"
+    if not plan.parallel:
+        return one + moved
+    many = one
+    if plan.several:
+        many = _construct(plan, plan.several_construction, chain, made, imports, copied)
+        place = plan.relative_from_top(plan.several.module)
+        imports[plan.several.name] = f"from {place} import {plan.several.name}"
+    plan.extras.add(HELPERS)
+    imports["placing_on"] = f"from .{HELPERS} import placing_on"
+    return (
+        "        if len(self.devices) == 1:\n"
+        + indent(one + moved, "    ")
+        + "            return nn_model\n"
+        + "        with placing_on(self.devices):\n"
+        + indent(many, "    ")
+    )
+
+
+def _construct(
+    plan: Plan,
+    found: Construction | None,
+    chain: Chain,
+    made: Plumbing,
+    imports: dict[str, str],
+    copied: dict[str, str],
+) -> str:
+    """Statements that construct a root as `nn_model`, over `model_config`.
 
     They go through the graph's codemods, because they may construct V2 layers.
     """
-    found = plan.construction
     if found is None:
         made.note("model.py", chain[0][1].lineno, "manual", f"no call of {plan.root.name} found")
         return f"        nn_model = {plan.root.name}(model_config)\n"
@@ -174,7 +202,7 @@ def _construct(
     work = FileWork("model.py", found.source.name, found.source.text, text, plan)
     place = plan.places.get(found.source.name)
     plan.places[found.source.name] = ("model",)
-    for codemod in ORDER:
+    for codemod in order_for(plan.parallel):
         apply(codemod, work)
     plan.places.pop(found.source.name)
     if place is not None:

@@ -11,6 +11,7 @@ from maxport.migrate.classify import bases_of
 from maxport.migrate.closure import Closure, close, uses
 from maxport.migrate.construction import Construction, find_construction, pipeline_chain
 from maxport.migrate.kinds import Kinds
+from maxport.migrate.parallel import parallel_root, several_devices, weight_attributes
 from maxport.migrate.registered import registrations
 from maxport.migrate.sources import ARCHITECTURES, Definition, ModuleSource
 from maxport.migrate.target import Target
@@ -34,6 +35,10 @@ class Plan:
         dropped: own modules left out, with the reason.
         extras: helper modules the rewritten code asks for.
         construction: how the pipeline model constructs the root; None without a registration.
+        parallel: whether V2 runs on several devices, and the package therefore does.
+        several: the root V2 builds for several devices, where that is another class.
+        several_construction: how the pipeline model constructs that one.
+        weights: attributes that hold weights; known where `parallel`.
     """
 
     target: Target
@@ -45,6 +50,10 @@ class Plan:
     dropped: dict[str, str] = field(default_factory=dict)
     extras: set[str] = field(default_factory=set)
     construction: Construction | None = None
+    parallel: bool = False
+    several: Definition | None = None
+    several_construction: Construction | None = None
+    weights: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -90,16 +99,30 @@ def make_plan(target: Target) -> Plan:
         if source is None or source.path.resolve() != path:
             target.sources.load(name, path)
     root = find_root(kinds, target)
-    made = _constructed(kinds, target, root)
-    extra = [(made.source, node) for node in (*made.statements, made.call)] if made else []
+    parallel = several_devices(kinds, target)
+    several = None
+    if parallel:
+        kinds.dropped = frozenset()
+        several = parallel_root(kinds, root, _built_by_pipelines(kinds, target))
+    roots = [root, several] if several else [root]
+    made, *others = (_constructed(kinds, target, found) for found in roots)
+    extra = [
+        (found.source, node)
+        for found in (made, *others)
+        if found
+        for node in (*found.statements, found.call)
+    ]
     own, dropped = _own_modules(kinds, target, root, extra)
     wanted: dict[str, set[str] | None] = {module: None for module in own}
-    if root.module not in wanted:
-        wanted[root.module] = {root.name}
+    donors = [found for found in roots if found.module not in wanted]
+    for found in donors:
+        wanted[found.module] = (wanted.get(found.module) or set()) | {found.name}
     closure = close(kinds, wanted, extra)
-    if wanted[root.module] is not None:
-        closure.carried.setdefault(root.module, set()).add(root.name)
+    for found in donors:
+        closure.carried.setdefault(found.module, set()).add(found.name)
     plan = Plan(target, kinds, root, closure, dropped=dropped, construction=made)
+    plan.parallel, plan.several = parallel, several
+    plan.several_construction = others[0] if others else None
     for path in target.files:
         module = target.module_name(path)
         if module in own:
@@ -110,6 +133,8 @@ def make_plan(target: Target) -> Plan:
     for module in closure.carried:
         plan.graph.append(module)
         plan.places[module] = ("carried", _carried_name(module, plan.places))
+    if parallel:
+        plan.weights = weight_attributes(kinds, plan.graph)
     return plan
 
 
@@ -254,7 +279,8 @@ def _own_modules(
     reached: list[str] = []
     queue = [root.module]
     for user, node in extra:
-        named = (kinds.sources.resolve(user.name, name) for name, _ in uses(user, node))
+        read = uses(user, node, kinds.dropped)
+        named = (kinds.sources.resolve(user.name, name) for name, _ in read)
         queue += [at.module for at in named if at.module in own and kinds.of(at) == "layer"]
     while queue:
         module = queue.pop()
@@ -264,7 +290,7 @@ def _own_modules(
         if module in own:
             reached.append(module)
         for node in source.tree.body:
-            for name, _ in uses(source, node):
+            for name, _ in uses(source, node, kinds.dropped):
                 found = kinds.sources.resolve(source.name, name)
                 if found.module in own and kinds.of(found) == "layer":
                     queue.append(found.module)

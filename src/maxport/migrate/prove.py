@@ -16,6 +16,7 @@ from typing import Any
 
 from maxport.engine import graphhash
 from maxport.errors import MaxportError
+from maxport.migrate.parallel_proof import ParallelProof, prove_parallel
 from maxport.migrate.plan import Plan
 from maxport.migrate.registered import registrations
 from maxport.migrate.twins import in_bfloat16, variants
@@ -49,6 +50,7 @@ class Proof:
         package_device: `gpu` where V2's pipeline builds there only; then in bfloat16.
         twin: What V2 asks of a twin beyond transformers' class defaults; mostly nothing.
         why: One sentence where the verdict is not `equal`.
+        parallel: The same on two devices, where V2 runs on several; None where it does not.
         seconds: Time by step.
     """
 
@@ -62,6 +64,7 @@ class Proof:
     package: str = ""
     device: str = "cpu"
     package_device: str = "cpu"
+    parallel: ParallelProof | None = None
     twin: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -72,13 +75,15 @@ class Proof:
         if self.verdict == "equal":
             count = self.modes[0].parameters
             whole = f"; package: {self.package}" if self.package else ""
+            whole += f"; {self.parallel.summary}" if self.parallel else ""
             place = "" if self.device == "cpu" else f" on a (virtual) GPU in {self.encoding}"
             return f"equal by {self.engine}{place} ({names}); {count} parameters equal{whole}"
         return f"{self.verdict}: {self.why}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the report."""
-        return {**asdict(self), "summary": self.summary}
+        parallel = self.parallel.to_json() if self.parallel else None
+        return {**asdict(self), "parallel": parallel, "summary": self.summary}
 
 
 def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str = "cpu") -> Proof:
@@ -105,6 +110,10 @@ def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str
             _prove_root(proof, case)
             if proof.verdict == "equal" and not proof.package and (package / "arch.py").is_file():
                 _prove_package(proof, case)
+            if proof.verdict == "equal" and plan.parallel and proof.modes[0].mode != "encoder":
+                proof.parallel = prove_parallel(
+                    class_name, package, case.twin, architecture=case.architecture
+                )
     except MaxportError as error:
         proof.why = error.what
     except Exception as error:

@@ -48,7 +48,7 @@ class _Arch(cst.CSTTransformer):  # type: ignore[misc]
                 arg = arg.with_changes(value=cst.SimpleString(f'"{text}{SUFFIX}"'))
             elif name == "batching":
                 arg = arg.with_changes(value=cst.Name(self.batching))
-            elif name == "multi_gpu_supported":
+            elif name == "multi_gpu_supported" and not self.plan.parallel:
                 self._note("review", "several devices: not in this variant")
                 arg = arg.with_changes(value=cst.Name("False"))
             elif name == "cascade_pipeline_factory":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -91,12 +90,24 @@ def tidy(files: dict[str, str], generated: Iterable[str] = ()) -> dict[str, str]
         return {shown: _tidied((Path(folder) / shown).read_text("utf-8")) for shown in files}
 
 
-# What is left of `n = len(devices)` when nothing reads n.
-_IDLE = re.compile(r"^[ ]+len\([\w.]+\)\n", re.MULTILINE)
+def _idle(text: str) -> set[int]:
+    """Lines that hold what is left of `n = len(devices)` when nothing reads n."""
+    return {
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "len"
+        and node.lineno == node.end_lineno
+    }
 
 
 def _tidied(text: str) -> str:
-    shorter = _IDLE.sub("", text)
+    idle = _idle(text) if "len(" in text else set()
+    if not idle:
+        return text
+    lines = text.splitlines(keepends=True)
+    shorter = "".join(line for at, line in enumerate(lines, 1) if at not in idle)
     try:
         ast.parse(shorter)
     except SyntaxError:  # it was all that a block held

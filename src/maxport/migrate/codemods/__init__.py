@@ -13,6 +13,7 @@ from maxport.migrate.codemods.containers import Containers
 from maxport.migrate.codemods.entry import Entry
 from maxport.migrate.codemods.imports import Imports
 from maxport.migrate.codemods.operations import Operations
+from maxport.migrate.codemods.parallel import Parallel
 from maxport.migrate.codemods.sharding import Sharding
 from maxport.migrate.codemods.subgraphs import Subgraphs
 from maxport.migrate.codemods.surface import Surface
@@ -32,3 +33,8 @@ ORDER: tuple[type[Codemod], ...] = (
     Values,
     Imports,
 )
+
+
+def order_for(parallel: bool) -> tuple[type[Codemod], ...]:
+    """The codemods for a package; where V2 has tensor parallelism, `Parallel` keeps it."""
+    return tuple(Parallel if parallel and made is Sharding else made for made in ORDER)

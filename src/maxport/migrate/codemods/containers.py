@@ -56,15 +56,30 @@ class Containers(Codemod):
             if not described:
                 body.append(item)  # type: ignore[arg-type]
         for name, holder in names.items():
+            held = f"list({holder})"
+            given = self.work.plan.parallel and self._given(original_node, name)
+            value = f'vars(self).get("{name}", {held})' if given else held
             code = (
                 "\n@property\n"
                 f"def {name}(self) -> list[Any]:\n"
                 f'    """The modules that {holder.removeprefix("self.")} holds."""\n'
-                f"    return list({holder})\n"
+                f"    return {value}\n"
             )
+            if given:  # a device's part of the layer may hold others
+                code += (
+                    f"\n@{name}.setter\n"
+                    f"def {name}(self, modules: list[Any]) -> None:\n"
+                    f'    vars(self)["{name}"] = modules\n'
+                )
             self.work.need("typing", "Any")
             body += parse_statements(code)
         return updated_node.with_changes(body=updated_node.body.with_changes(body=body))
+
+    @staticmethod
+    def _given(node: cst.ClassDef, name: str) -> bool:
+        """Whether the class sets the list on another instance, as `shard` does."""
+        targets = m.findall(node, m.AssignTarget(m.Attribute(attr=m.Name(name))))
+        return any(dotted(found.target) != f"self.{name}" for found in targets)  # type: ignore[attr-defined]
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine

@@ -11,6 +11,7 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
+from maxport.migrate.parallel import HELPERS
 from maxport.migrate.rewrite import Codemod, code_of, dotted, parse_statements
 
 ORDER = ("tokens", "return_n_logits", "input_row_offsets")
@@ -89,6 +90,20 @@ class Entry(Codemod):
         first = helper[0].with_changes(leading_lines=blank)
         return updated_node.with_changes(body=[*body[:at], first, *body[at:]])
 
+    def _devices(self, before: list[cst.BaseStatement]) -> tuple[str, str]:
+        """(name, devices) of `name = len(devices)`, in a package that runs on several devices."""
+        if not self.work.plan.parallel:
+            return "", ""
+        for statement in before:
+            pattern = m.Assign(value=m.Call(func=m.Name("len"), args=[m.Arg()]))
+            for found in m.findall(statement, pattern):
+                assert isinstance(found, cst.Assign) and isinstance(found.value, cst.Call)
+                depth = len(self.work.plan.folder_of(self.work.module)) + 1
+                self.work.need("." * depth + HELPERS, "broadcast")
+                self.work.plan.extras.add(HELPERS)
+                return dotted(found.targets[0].target), code_of(found.value.args[0].value)
+        return "", ""
+
     def _forward(self, trace: cst.FunctionDef, own_call: bool) -> cst.FunctionDef:
         nested = _nested(trace)
         assert nested is not None
@@ -98,7 +113,7 @@ class Entry(Codemod):
         names = [p.name.value for p in nested.params.params]
         star = nested.params.star_arg
         rest = star.name.value if isinstance(star, cst.Param) else "kv_inputs"
-        rewritten = nested.visit(_Body(call))
+        rewritten = nested.visit(_Body(call, self._devices(before)))
         assert isinstance(rewritten, cst.FunctionDef)
         statements = [s for s in _statements(rewritten) if not _is_docstring(s)]
         if not names:
@@ -124,12 +139,19 @@ class Entry(Codemod):
 
 
 class _Body(cst.CSTTransformer):  # type: ignore[misc]
-    """The nested function's body over Tensors instead of graph values."""
+    """The nested function's body over Tensors instead of graph values.
 
-    def __init__(self, call: str) -> None:
+    Args:
+        call: What `self(...)` becomes.
+        devices: (name of their number, the devices) where the package runs on several.
+    """
+
+    def __init__(self, call: str, devices: tuple[str, str] = ("", "")) -> None:
         super().__init__()
         self.call = call
+        self.count, self.devices = devices
         self.signals: str | None = None
+        self.copied = False
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         if m.matches(original_node.func, m.Name("self")):
@@ -156,6 +178,11 @@ class _Body(cst.CSTTransformer):  # type: ignore[misc]
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign:
         """Signal buffers synchronise several devices; on one there are none to take."""
         value = original_node.value
+        if self.devices and isinstance(value, cst.ListComp) and self._copies(value):
+            self.copied = True
+            star = code_of(value.for_in.iter.value)  # type: ignore[attr-defined]
+            made = cst.parse_expression(f"broadcast({star}[0], {self.devices})")
+            return updated_node.with_changes(value=made)
         signals = "signal" in code_of(original_node.targets[0].target)
         if (
             signals
@@ -180,8 +207,25 @@ class _Body(cst.CSTTransformer):  # type: ignore[misc]
             upper, _, lower = self.signals.partition(">")
             if code_of(original_node.lower) == upper:
                 start = cst.parse_expression(lower) if lower else None
+                if self.copied and lower == self.count:
+                    start = cst.Integer("1")  # V3 takes one copy and makes the others
                 return updated_node.with_changes(lower=start)
         return updated_node
+
+    def _copies(self, value: cst.ListComp) -> bool:
+        """`[v.tensor for v in args[:n_devices]]`: an input that V2 takes once per device."""
+        window = value.for_in.iter
+        if not m.matches(value.elt, m.Attribute(attr=m.Name("tensor"))):
+            return False
+        if not (isinstance(window, cst.Subscript) and isinstance(window.value, cst.Name)):
+            return False
+        index = window.slice[0].slice
+        return (
+            isinstance(index, cst.Slice)
+            and index.lower is None
+            and index.upper is not None
+            and code_of(index.upper) == self.count
+        )
 
 
 def _graph_values(value: cst.BaseExpression) -> cst.BaseExpression:

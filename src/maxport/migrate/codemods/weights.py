@@ -54,10 +54,13 @@ class Weights(Codemod):
         """Remember the attribute a Weight is stored under, and a head built on a tied weight."""
         target = dotted(node.targets[0].target)
         pattern = m.Arg(keyword=m.Name("tied_weight"))
-        for arg in m.findall(node.value, pattern) if target.startswith("self.") else ():
+        for arg in m.findall(node.value, pattern) if self.classes else ():
             sources = [code_of(n) for n in m.findall(arg, m.Attribute(attr=m.Name("weight")))]
-            if len(sources) == 1 and sources[0].startswith("self."):
-                self.ties.append((f"{target}.weight", sources[0]))
+            owners = {source.removesuffix(".weight") for source in sources}
+            head = self._path(target)
+            origin = self._path(owners.pop()) if len(owners) == 1 else ""
+            if head and origin:
+                self.ties.append((f"self.{head}.weight", f"self.{origin}.weight"))
         self.attribute = target.removeprefix("self.") if target.startswith("self.") else ""
 
     def _is_weight(self, node: cst.Call) -> bool:
