@@ -1,12 +1,11 @@
-"""Do correct ports pass all gates? Ports that `maxport port` emits, one of each kind of family.
+"""Do correct ports pass all gates? The port that `maxport port` emits of every dense family.
 
-    python bench/gates.py                every family below that the table lacks
+    python bench/gates.py                every family that the table lacks
     python bench/gates.py gemma2 cohere  these again
 
 A family is ported from transformers' default configuration without weights, and the gates build
-the port on a small random twin. The families differ in norms, residuals, rotary embedding, biases,
-activation, position embedding, windows, heads and layout of the weights. An error is a false alarm;
-so is a warning that does not say what it says because the checkpoint has no weights or tokenizer.
+the port on a small random twin. An error is a false alarm; so is a warning that does not say what
+it says because the checkpoint has no weights or tokenizer.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from families import DENSE
+
 RESULTS = Path(__file__).parent / "results"
 OUT = RESULTS / "gates.json"
-FAMILIES = """
-llama qwen2 qwen3 gemma2 gemma3_text olmo2 phi3 cohere glm helium starcoder2 gpt_neox gpt2 smollm3
-apertus mpt
-""".split()
 #: What a folder with a configuration only lacks.
 EXPECTED = ("no tokenizer", "no weights")
 
@@ -73,21 +70,25 @@ def _class(name: str) -> str:
     return causal_lm_classes()[name]
 
 
+def _machine() -> str:
+    return f"{os.cpu_count()} cores {platform.machine()}"
+
+
 def main() -> None:
     """Run what is missing, or what is named; exit code 1 where a correct port is not passed."""
     from maxport.verify.reference import versions
 
     warnings.filterwarnings("ignore")
     rows = {r["name"]: r for r in json.loads(OUT.read_text())["rows"]} if OUT.exists() else {}
-    for name in sys.argv[1:] or [n for n in FAMILIES if n not in rows]:
+    for name in sys.argv[1:] or [n for n in DENSE if n not in rows]:
         rows[name] = row(name)
         print(rows[name], flush=True)
-        body = {
+        body: dict[str, Any] = {
             "bench": "gates",
             "made": datetime.date.today().isoformat(),
             "versions": versions(),
-            "machine": f"{os.cpu_count()} cores {platform.machine()}",
-            "rows": [rows[name] for name in FAMILIES if name in rows],
+            "machine": _machine(),
+            "rows": [rows[name] for name in DENSE if name in rows],
         }
         OUT.write_text(json.dumps(body, indent=1) + "\n")
         OUT.with_suffix(".md").write_text(page(body["rows"]))
@@ -97,9 +98,12 @@ def main() -> None:
 def page(rows: list[dict[str, Any]]) -> str:
     """The table."""
     from maxport.emit.portdoc import table
+    from maxport.verify.reference import versions
 
     passed = sum(r["verdict"] == "pass" for r in rows)
-    head = f"# Gates on correct ports\n\n{passed} of {len(rows)} emitted ports pass every gate.\n\n"
+    used = ", ".join(f"{name} {version}" for name, version in versions().items())
+    head = f"# Gates on correct ports\n\nMade by `python bench/gates.py`; {used}; {_machine()}. "
+    head += f"{passed} of {len(rows)} emitted ports pass every gate.\n\n"
     return head + table(["name", "class", "verdict", "gates", "why"], rows) + "\n"
 
 

@@ -362,8 +362,8 @@ def sum_of_broadcast(kit: Kit) -> Case:
     return Case(summed(1.0), [[torch.ones(2, 5)]], wrong=summed(0.2))
 
 
-def products(kit: Kit) -> Case:
-    """Matrix products of a small Llama for batches of one to 157 rows."""
+def products(kit: Kit, rows: Sequence[int]) -> Case:
+    """Matrix products of a small Llama for batches of so many rows."""
     shapes = ((512, 256), (256, 256), (1024, 256), (256, 512))
     weights = [kit.rand(*shape) * shape[1] ** -0.5 for shape in shapes]
     types = [TensorType(KINDS[kit.dtype], ["rows", width], kit.device) for width in (256, 512)]
@@ -377,7 +377,6 @@ def products(kit: Kit) -> Case:
 
         return make
 
-    rows = (1, 2, 7, 9, 16, 30, 32, 37, 64, 100, 128, 129, 150, 157)
     steps = [[kit.rand(n, 256), kit.rand(n, 512), *weights] for n in rows]
     return Case(graph_of(types, body(1.0)), steps, wrong=graph_of(types, body(1.03)))
 
@@ -422,6 +421,14 @@ CASES: dict[str, tuple[torch.dtype, Callable[[Kit], Case]]] = {
         BF16,
         lambda k: attention(k, [(C, -1), (S, 16)], [], sinks=True, heads=8, steps=DECODE),
     ),
+    "attention: decode in float32": (
+        F32,
+        lambda k: attention(k, [(C, -1), (S, 16)], [(N, -1), (S, 17)], steps=DECODE),
+    ),
+    "attention: decode, sinks, in float32": (
+        F32,
+        lambda k: attention(k, [(C, -1), (S, 16)], [], sinks=True, heads=8, steps=DECODE),
+    ),
     "attention: relative logits": (
         BF16,
         lambda k: attention(k, [(C, -1), (S, 128)], [], relative=64),
@@ -459,9 +466,19 @@ CASES: dict[str, tuple[torch.dtype, Callable[[Kit], Case]]] = {
     "MoE gate, bfloat16 by float32": (BF16, gate),
     "gated activations": (BF16, gated_activations),
     "gated delta rule": (F32, delta_rule),
-    "matrix products, 1 to 157 rows": (BF16, products),
+    "matrix products, 1 to 157 rows": (
+        BF16,
+        lambda k: products(k, (1, 2, 7, 9, 16, 30, 32, 37, 64, 100, 128, 129, 150, 157)),
+    ),
+    "matrix products, 1, 64, 128, 256 and 512 rows": (
+        BF16,
+        lambda k: products(k, (1, 64, 128, 256, 512)),
+    ),
+    "matrix products, 192 and 320 rows": (BF16, lambda k: products(k, (192, 320))),
     "sum of a broadcast": (F32, sum_of_broadcast),
     "Mamba-2 scan": (BF16, mamba_scan),
+    "Mamba-2 scan in float32": (F32, mamba_scan),
+    "gated group norm in float32": (F32, gated_norm),
     "causal convolution": (BF16, convolution),
     "gated group norm": (BF16, gated_norm),
 }

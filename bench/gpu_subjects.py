@@ -84,11 +84,11 @@ SIZES: dict[str, dict[str, Any]] = {
         "vocab_size": 512,
     },
 }
-#: Sequences in a batch. All matrix products of a model then have a multiple of 64 rows, logits of
+#: Sequences in a batch. All matrix products of a model then have 64 or 512 rows, those of logits of
 #: last tokens included: MAX 26.7's bfloat16 products on sm_90 write past their last row otherwise.
 SEQUENCES = 64
-#: Tokens of the first step: one sequence past the window and past 128 keys, 320 in all.
-LENGTHS = (150, *([2, 3, 3] * 21))[:SEQUENCES]
+#: Tokens of the first step: one sequence past the window and past 128 keys, 512 in all.
+LENGTHS = (155, *([5, 6, 6] * 21))
 #: Further steps of one token per sequence.
 DECODED = 2
 #: Tokens that the caches hold: every sequence fills pages of its own.
