@@ -12,7 +12,7 @@ import pytest
 
 from maxport.children import child_environment
 from maxport.engine import registry
-from maxport.engine.build import BuiltGraph, build_native, build_port
+from maxport.engine.build import UNBOUNDED_LENGTH, BuiltGraph, build_native, build_port
 from maxport.engine.runner import EvaluatedRunner
 from maxport.errors import MaxportError
 
@@ -205,3 +205,21 @@ def test_a_checkpoint_that_max_refuses_is_an_error_with_its_words(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(MaxportError, match=r"does not build: KeyError.*model\.norm\.weight"):
         build_port(helium_port, folder)
+
+
+def test_a_model_without_a_longest_length_is_built_for_one(
+    helium: Path, helium_port: Path, tmp_path: Path
+) -> None:
+    port = Path(shutil.copytree(helium_port, tmp_path / "boundless"))
+    bound = (
+        "\n    @classmethod\n"
+        "    def calculate_max_seq_len(cls, huggingface_config, model_config):\n"
+        "        if model_config.max_length is None:\n"
+        "            raise ValueError('pass --max-length')\n"
+        "        return model_config.max_length\n"
+    )
+    text = (port / "model_config.py").read_text()
+    head, mark, tail = text.partition("    vocab_size: int\n")
+    (port / "model_config.py").write_text(head + bound + "\n" + mark + tail)
+    assert build_port(port, helium).max_length == UNBOUNDED_LENGTH
+    assert build_port(port, helium, max_length=300).max_length == 300

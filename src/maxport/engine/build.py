@@ -17,6 +17,8 @@ from maxport.engine.inputs import Role, has_cache, input_roles, output_names
 from maxport.errors import MaxportError
 
 RETURN_LOGITS = ("last", "all", "variable")
+#: Tokens that a graph is built for where neither the caller nor the model sets a longest length.
+UNBOUNDED_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def build_port(
         device: `cpu`, or `gpu` (a virtual one where the machine has none).
         devices: How many devices to spread the model over.
         encoding: MAX's name of the working precision; any one, also if serving would refuse it.
-        max_length: Longest sequence in tokens; the checkpoint's own limit if None.
+        max_length: Longest sequence in tokens; the checkpoint's own limit if None, or
+            `UNBOUNDED_LENGTH` if it has none.
         check_kernels: Check every kernel call against its signature, as serving does.
         trust_remote_code: Whether the checkpoint's own code may run.
 
@@ -235,23 +238,33 @@ def _pipeline_config(
     from max.pipelines.lib import PipelineArgs, PipelineConfig
 
     lane_v3 = arch.name.endswith(registry.V3_SUFFIX)
-    arguments: dict[str, Any] = {"max_length": max_length} if max_length else {}
-    return PipelineConfig.from_args(
-        PipelineArgs(
-            model_path=str(model_dir),
-            quantization_encoding=encoding,
-            device_specs=specs,
-            task=arch.task,
-            trust_remote_code=trust_remote_code,
-            runtime={
-                "prefer_module_v3": lane_v3,
-                "max_batch_size": 4,
-                "device_graph_capture": False,
-                "enable_overlap_scheduler": False,
-            },
-            **arguments,
+
+    def config(**length: int) -> Any:
+        return PipelineConfig.from_args(
+            PipelineArgs(
+                model_path=str(model_dir),
+                quantization_encoding=encoding,
+                device_specs=specs,
+                task=arch.task,
+                trust_remote_code=trust_remote_code,
+                runtime={
+                    "prefer_module_v3": lane_v3,
+                    "max_batch_size": 4,
+                    "device_graph_capture": False,
+                    "enable_overlap_scheduler": False,
+                },
+                **length,
+            )
         )
-    )
+
+    if max_length:
+        return config(max_length=max_length)
+    try:
+        return config()
+    except ValueError:
+        # Models that set no bound themselves (ALiBi) want to be told one. What is wrong for
+        # another reason is wrong with a length as well, and says so.
+        return config(max_length=UNBOUNDED_LENGTH)
 
 
 def _construct(
