@@ -119,3 +119,31 @@ def test_json_and_no_heavy_imports_under_a_second(valid: Any) -> None:
         "assert not {'torch', 'max.graph', 'max.driver', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60, env=child_environment())
+
+
+@pytest.mark.parametrize(
+    ("base", "lane"), [("max.nn.layer", "v2"), ("max.experimental.nn.module", "v3")]
+)
+def test_a_pipeline_base_of_both_generations_is_told_by_what_it_builds(
+    tmp_path: Path, base: str, lane: str
+) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "net.py").write_text(
+        f"from {base} import Module\n\n\nclass Net(Module):\n    pass\n"
+        + "".join(
+            f"class Part{i}(Vision):\n    pass\n" for i in range(2)
+        )  # more layers of V3 than of V2 beside the model
+        + "\nfrom max.experimental.nn.module import Module as Vision\n"
+    )
+    (folder / "model.py").write_text(
+        "from max.pipelines.lib import PipelineModelWithKVCache\n\nfrom .net import Net\n\n\n"
+        "class OldModel(PipelineModelWithKVCache):\n"
+        "    def build(self):\n        return Net()\n\n\n"
+        "class OtherModel(OldModel):\n    pass\n"
+    )
+    result = classify(open_target(str(folder)))
+    assert result.lane == lane
+    found = {c.name: c for f in result.files for c in f.classes if c.role == "pipeline"}
+    assert {c.lane for c in found.values()} == {lane}
+    assert found["OtherModel"].why.startswith("builds ") and found["OtherModel"].why.endswith("Net")

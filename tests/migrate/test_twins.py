@@ -77,7 +77,7 @@ def test_variants_come_closer_to_published_checkpoints(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     found = {
         added: json.loads((folder / "config.json").read_text())
-        for added, folder in variants(twin, plan)
+        for added, folder in variants(twin, plan, "TinyForCausalLM")
     }
     assert found[""] == {"width": 5}
     assert found["the keys V2 reads"] == {"width": 5, "method": "noaux"}

@@ -71,6 +71,8 @@ def record_root(
     Raises:
         MaxportError: the architecture does not build, or never constructs that class.
     """
+    from max.nn.layer import Module
+
     from maxport.engine.build import build_native
 
     cls = getattr(importlib.import_module(module), name)
@@ -93,8 +95,8 @@ def record_root(
         mock.patch.object(cls, "__init__", init),
         mock.patch.object(cls, "trace", trace),
         # The twin's weights play no part here, and some architectures refuse a float32 twin's.
-        mock.patch.object(cls, "load_state_dict", lambda self, *args, **kwargs: None),
-        mock.patch.object(cls, "state_dict", lambda self, *args, **kwargs: {}),
+        mock.patch.object(Module, "load_state_dict", _named),
+        mock.patch.object(Module, "state_dict", lambda self, *args, **kwargs: {}),
         suppress(_Recorded),
     ):
         build_native(
@@ -116,6 +118,12 @@ def record_root(
     values = [*args, *kwargs.values()]
     kv_params = next((v.kv_params for v in values if hasattr(v, "kv_params")), None)
     return RootCall(cls, args, kwargs, types[-1], kv_params, device)
+
+
+def _named(module: Any, *args: Any, **kwargs: Any) -> None:
+    """Give weights their names, as loading them would."""
+    for name, weight in module.raw_state_dict().items():
+        weight.name = name
 
 
 def _with_mode(call: RootCall, mode: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -70,11 +70,15 @@ class Classification:
 
 @dataclass
 class BaseWalk:
-    """Base classes followed so far; one per classification."""
+    """Base classes followed so far; one per classification.
+
+    `builds` holds what decides a pipeline model's lane where its base class does not.
+    """
 
     sources: Sources
     memo: dict[Definition, tuple[Lane, str, str]] = field(default_factory=dict)
     followed: set[str] = field(default_factory=set)
+    builds: dict[Definition, tuple[Lane, str]] = field(default_factory=dict)
 
     def lane_of(self, definition: Definition) -> tuple[Lane, str, str]:
         """(lane, deciding root, role) of a class; neither when it has no MAX root."""
@@ -95,11 +99,37 @@ class BaseWalk:
         if definition.module.startswith(_PIPELINES) and "PipelineModel" in definition.name:
             lane: Lane = "v3" if definition.name.startswith("ModuleV3") else "v2"
             return lane, definition.dotted, "pipeline"
-        found = [self.lane_of(base) for base in bases_of(self.sources, source, node)]
+        bases = bases_of(self.sources, source, node)
+        found = [self.lane_of(base) for base in bases]
         # A mixin named first must not hide the base that decides.
         decided = [entry for entry in found if entry[0] != "neither"]
         v3 = [entry for entry in decided if entry[0] == "v3"]
-        return (v3 or decided or [("neither", "", "other")])[0]
+        chosen = (v3 or decided or [("neither", "", "other")])[0]
+        if chosen[2] == "pipeline" and not chosen[1].rpartition(".")[2].startswith("ModuleV3"):
+            # Before 26.3 both generations had one pipeline base: what a model builds decides.
+            inherited = next((self.builds[b] for b in bases if b in self.builds), None)
+            built = self._built(source, node) or inherited
+            if built:
+                self.builds[definition] = built
+                return built[0], chosen[1], "pipeline"
+        return chosen
+
+    def _built(self, source: ModuleSource, node: ast.ClassDef) -> tuple[Lane, str] | None:
+        """(lane, dotted name) of the first layer that a pipeline model constructs."""
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                found = self.sources.resolve(source.name, call.func.id)
+                lane, _, role = self.lane_of(found)
+                if role == "layer" and lane != "neither":
+                    return lane, found.dotted
+        return None
+
+    def why(self, definition: Definition) -> str:
+        """What decides a class's lane, as a phrase."""
+        root = self.lane_of(definition)[1]
+        if definition in self.builds:
+            return f"builds {self.builds[definition][1]}"
+        return f"derives from {root}" if root else "no MAX base class"
 
     def _note(self, module: str) -> None:
         marker = ".architectures."
@@ -152,8 +182,8 @@ def _classify_file(walk: BaseWalk, source: ModuleSource, shown: Path) -> FileLan
 
 
 def _classify_class(walk: BaseWalk, source: ModuleSource, node: ast.ClassDef) -> ClassLane:
-    lane, root, role = walk.lane_of(Definition(source.name, node.name))
-    why = f"derives from {root}" if root else "no MAX base class"
+    lane, _, role = walk.lane_of(Definition(source.name, node.name))
+    why = walk.why(Definition(source.name, node.name))
     uses_values = any(isinstance(n, ast.Name) and n.id in _VALUES for n in ast.walk(node))
     if lane == "v3" and role == "layer" and uses_values:
         lane, why = "mixed", f"{why}, yet handles TensorValue"
@@ -205,6 +235,9 @@ def _whole(walk: BaseWalk, target: Target, files: list[FileLane]) -> tuple[Lane,
     modern = [c for c in pipelines if c.lane == "v3"]
     if modern:
         return "v3", f"pipeline model {modern[0].name} {modern[0].why}"
+    building = [c for c in pipelines if c.lane == "v2" and c.why.startswith("builds")]
+    if building and count["v2"] <= count["v3"] + count["mixed"]:  # it holds another V3 model too
+        return "v2", f"pipeline model {building[0].name} {building[0].why}"
     if layers:
         v3 = count["v3"] + count["mixed"]
         lane: Lane = "v2" if count["v2"] > v3 else "v3"
@@ -231,7 +264,8 @@ def _registered(walk: BaseWalk, target: Target) -> tuple[Lane, str] | None:
         for node in ast.walk(source.tree) if source else ():
             if isinstance(node, ast.keyword) and node.arg == "pipeline_model" and source:
                 name = dotted_name(node.value)
-                lane, root, _ = walk.lane_of(target.sources.resolve(source.name, name))
+                model = target.sources.resolve(source.name, name)
+                lane = walk.lane_of(model)[0]
                 if name and lane != "neither":
-                    return lane, f"registers {name}, which derives from {root}"
+                    return lane, f"registers {name}, which {walk.why(model)}"
     return None

@@ -175,7 +175,7 @@ def _recorded(case: _Case) -> tuple[Any, str]:
     transformers' class defaults, and get a twin closer to published ones.
     """
     refused: dict[str, str] = {}
-    for added, twin in variants(case.twin, case.plan):
+    for added, twin in variants(case.twin, case.plan, case.class_name):
         for device, encoding in dict.fromkeys(((case.device, "float32"), ("gpu", "bfloat16"))):
             try:
                 call = _record(case, twin, device, encoding)

@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,18 @@ _SMALL = {
     "max_position_embeddings": 160,
 }
 
+# Small values for the numbers that size the vision part of a model of images and text.
+_SMALL_VISION = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "image_size": 56,
+    "mm_embed_dim": 32,
+    "mm_posemb_size": 16,
+}
 # RoPE as long-context checkpoints have it; some architectures build for nothing else.
 _YARN = {
     "rope_type": "yarn",
@@ -103,6 +116,8 @@ def make_twin(class_name: str, folder: Path) -> Path:
     from maxport.twin import default_config, save_twin, twin_config
 
     config = default_config(model_type_of(class_name))
+    if _sees(class_name) and not config.model_type.endswith("_text"):
+        return _whole_twin(class_name, folder)
     if class_name.endswith("ForCausalLM") or "ConditionalGeneration" in class_name:
         twin = twin_config(config)
         if not hasattr(twin, "head_dim") and hasattr(twin, "num_attention_heads"):
@@ -121,19 +136,57 @@ def make_twin(class_name: str, folder: Path) -> Path:
     return folder
 
 
-def variants(twin: Path, plan: Plan) -> Iterator[tuple[str, Path]]:
+def _sees(class_name: str) -> bool:
+    """Whether a transformers class is a model of images and text."""
+    import transformers
+
+    config = getattr(getattr(transformers, class_name, None), "config_class", None)
+    return {"text_config", "vision_config"} <= set(getattr(config, "sub_configs", ()))
+
+
+def _whole_twin(class_name: str, folder: Path) -> Path:
+    """Write a tiny model of images and text, its text part one of maxport's own twins."""
+    import transformers
+
+    from maxport.twin import twin_config
+    from maxport.twin.model import randomise
+
+    cls = getattr(transformers, class_name)
+    whole = cls.config_class()
+    text = twin_config(whole.get_text_config(decoder=True))
+    vision = whole.vision_config or whole.sub_configs["vision_config"]()
+    for key, value in _SMALL_VISION.items():
+        if hasattr(vision, key):
+            setattr(vision, key, value)
+    if hasattr(vision, "output_proj_dims"):
+        vision.output_proj_dims = text.hidden_size
+    config = cls.config_class(text_config=text.to_dict(), vision_config=vision.to_dict())
+    config.architectures = [class_name]
+    config.tie_word_embeddings = text.tie_word_embeddings
+    model = cls._from_config(config, attn_implementation="eager").eval()
+    randomise(model, 1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def variants(twin: Path, plan: Plan, class_name: str) -> Iterator[tuple[str, Path]]:
     """The twin, then copies of it closer to what is published, for V2 that refuses the twin.
 
-    Transformers' class defaults lack keys that published configs have, and have plain RoPE.
+    A twin of a model of images and text is of its text part. Transformers' class defaults lack
+    keys that published configs have, and have plain RoPE.
 
     Args:
         twin: From `make_twin`.
         plan: The migration's, whose V2 code says what keys it reads.
+        class_name: What the twin was made for.
 
     Yields:
         (what was added, the folder); nothing was added to the first.
     """
     yield "", twin
+    if _sees(class_name) and "vision_config" not in _config_of(twin):
+        with suppress(MaxportError):
+            yield "the vision part", _whole_twin(class_name, twin.with_name(f"{twin.name}-whole"))
     read = keys_read(plan)
 
     def completed(config: dict[str, Any]) -> dict[str, Any]:
@@ -146,14 +199,16 @@ def variants(twin: Path, plan: Plan) -> Iterator[tuple[str, Path]]:
     yield "the keys V2 reads and YaRN", _changed(twin, "yarn", scaled)
 
 
+def _config_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text("utf-8")))
+
+
 def _changed(twin: Path, suffix: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
     """A copy of a checkpoint beside it, with another config.json."""
     copy = twin.with_name(f"{twin.name}-{suffix}")
     if not copy.exists():
         shutil.copytree(twin, copy)
-        path = copy / "config.json"
-        config = json.loads(path.read_text("utf-8"))
-        path.write_text(json.dumps(change(config)), "utf-8")
+        (copy / "config.json").write_text(json.dumps(change(_config_of(twin))), "utf-8")
     return copy
 
 
@@ -167,6 +222,9 @@ def in_bfloat16(twin: Path) -> Path:
     shutil.copytree(twin, copy)
     for path in copy.glob("*.safetensors"):
         save_file({k: v.bfloat16() for k, v in load_file(path).items()}, path, {"format": "pt"})
-    config = json.loads((copy / "config.json").read_text("utf-8"))
-    (copy / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}), "utf-8")
+    config = {**_config_of(twin), "dtype": "bfloat16"}
+    for part in ("text_config", "vision_config"):
+        if isinstance(config.get(part), dict):
+            config[part] = {**config[part], "dtype": "bfloat16"}
+    (copy / "config.json").write_text(json.dumps(config), "utf-8")
     return copy
