@@ -27,6 +27,8 @@ from maxport.errors import MaxportError
 #: Where and in which precision to try, until one builds. float32 shows differences rounding-free;
 #: many architectures take GPUs (simulated here) or bfloat16 only.
 ATTEMPTS = (("cpu", "float32"), ("gpu", "float32"), ("gpu", "bfloat16"))
+#: Besides, where MAX asks for a quantized checkpoint.
+QUANTIZED = (("gpu", "float8_e4m3fn"), ("2 gpus", "float8_e4m3fn"))
 
 #: What every published config of some families has and a class default lacks; tried when MAX's
 #: message asks for it.
@@ -75,7 +77,10 @@ def judge_row(name: str, lane: str, changes: Mapping[str, Any]) -> dict[str, Any
     """
     refusals: dict[str, str] = {}
     row: dict[str, Any] = {}
-    for device, encoding in ATTEMPTS:
+    for device, encoding in (*ATTEMPTS, *QUANTIZED):
+        asked = "expert parallel" if device == "2 gpus" else "quantiz"
+        if (device, encoding) in QUANTIZED and asked not in row["why"]:
+            break
         row = judge(name, lane, device, encoding, changes)
         extra = missing(row)
         if extra:
@@ -88,7 +93,10 @@ def judge_row(name: str, lane: str, changes: Mapping[str, Any]) -> dict[str, Any
     if refusals:
         row["refused"] = refusals
     if row["verdict"] == "cannot-load" and len(set(refusals.values())) > 1:
-        row["why"] = "; ".join(f"{where}: {why}" for where, why in refusals.items())
+        where: dict[str, list[str]] = {}
+        for place, why in refusals.items():
+            where.setdefault(why, []).append(place)
+        row["why"] = "; ".join(f"{why} [{', '.join(at)}]" for why, at in where.items())
     return row
 
 
@@ -112,8 +120,8 @@ def judge(
     Args:
         name: Hugging Face class name.
         lane: `v2` or `v3`.
-        device: `cpu` or `gpu` (simulated).
-        encoding: `float32` or `bfloat16`.
+        device: `cpu`, `gpu` or `2 gpus` (simulated).
+        encoding: `float32`, `bfloat16` or `float8_e4m3fn`.
         changes: Config fields to set in the twin; `IMAGES` for its vision part.
     """
     row: dict[str, Any] = {"device": device, "encoding": encoding, "engine": "evaluate"}
@@ -161,7 +169,8 @@ def compare(
     from maxport.engine.registry import native_architecture
 
     begun = time.perf_counter()
-    if device == "gpu":
+    count = 2 if device == "2 gpus" else 1
+    if device != "cpu":
         ensure_gpus(8)
     embedding = native_architecture(name, lane).task.name == "EMBEDDINGS_GENERATION"
     try:
@@ -169,7 +178,13 @@ def compare(
             built = build_embedding(name, folder, lane, device, encoding)
         else:
             built = build_native(
-                name, folder, lane=lane, device=device, encoding=encoding, max_length=MAX_LENGTH
+                name,
+                folder,
+                lane=lane,
+                device="cpu" if device == "cpu" else "gpu",
+                devices=count,
+                encoding=encoding,
+                max_length=MAX_LENGTH,
             )
     except MaxportError as error:
         # Only what MAX itself says counts as its refusal.
@@ -193,14 +208,13 @@ def widen(runner: Any) -> None:
     """Let the runner carry half precision as float32: a graph that MAX builds in bfloat16 only is
     then judged as sharply as a float32 one, on the same rounded weights as the reference.
     """
-    import torch
-
     from maxport.engine.evaluator import Program
 
-    runner.program = Program(runner.built.graph, widen=True)
+    quantized = runner.built.encoding.startswith("float8")
+    runner.program = Program(runner.built.graph, widen=True, widen_float8=quantized)
     wide: dict[int, Any] = {}
     for index, pool in runner.cache._pools.items():
-        if pool.dtype in (torch.bfloat16, torch.float16):
+        if pool.dtype in runner.program.widened:
             runner.cache._pools[index] = wide.setdefault(id(pool), pool.float())
 
 
@@ -215,7 +229,7 @@ def text_model(built: Any, folder: Path) -> tuple[float, float, int, str]:
         reference = load_reference(reference_of(folder))
     except NoReference as error:
         raise NotJudged("no-reference", error.what) from error
-    if built.encoding == "bfloat16":
+    if built.encoding != "float32":
         round_scalars(reference.model)
     draw = token_source(reference.config, 0)
     schedule = past_windows(reference.config)

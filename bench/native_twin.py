@@ -89,6 +89,26 @@ PUBLISHED_PATTERNS: dict[str, list[tuple[str, str]]] = {
 #: Tensors that bfloat16 checkpoints keep in float32 (DeepSeek V3, Nemotron-H).
 PUBLISHED_FLOAT32 = ("e_score_correction_bias",)
 
+#: Edge of the blocks that float8 checkpoints have a scale for, and what they leave in bfloat16.
+BLOCK = 128
+UNQUANTIZED = ("embed", "lm_head", "norm", ".gate.weight", "weights_proj")
+
+#: Sizes that suit float8 blocks and sparse latent attention, as DeepSeek V3.2 has them.
+SPARSE_LATENT = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "moe_intermediate_size": 128,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "qk_head_dim": 192,
+    "head_dim": 64,
+    "v_head_dim": 128,
+    "index_head_dim": 128,
+    "index_n_heads": 16,  # with few, tokens tie at a score of 0
+}
+
 #: Sizes that a family's graph is built around and a twin changes.
 PUBLISHED_SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v4": {
@@ -97,8 +117,11 @@ PUBLISHED_SIZES: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "qk_rope_head_dim": 64,
         "index_head_dim": 128,
-        "index_n_heads": 16,  # with few, entries tie at a score of 0
+        "index_n_heads": 16,
     },
+    "deepseek_v32": SPARSE_LATENT,
+    "glm_moe_dsa": SPARSE_LATENT,
+    "minimax_m2": {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128},
 }
 
 #: A small encoder, in the names that encoders' configs share.
@@ -164,7 +187,8 @@ def make_twin(
 
     Args:
         name: Hugging Face class name.
-        encoding: Dtype of the weights.
+        encoding: Dtype of the weights; float8_e4m3fn quantizes the layers' products in blocks,
+            and `reference_of` then holds the weights as they are multiplied out.
         temp: Where to make it.
         changes: Config fields to set.
         images: Make the whole checkpoint of a model of images and text. `reference_of` then is
@@ -178,13 +202,14 @@ def make_twin(
     cls = getattr(transformers, name, None)
     if cls is None or getattr(cls, "config_class", None) is None:
         raise NotJudged("no-reference", f"transformers {transformers.__version__} has no {name}")
-    dtype = getattr(torch, encoding)
+    quantized = encoding == "float8_e4m3fn"
+    dtype = torch.bfloat16 if quantized else getattr(torch, encoding)
     try:
         if images:
             folder = save_whole(cls, temp, dtype, changes)
         else:
-            config = with_changes(copy.deepcopy(twin_of(name)), changes)
-            with_changes(config, PUBLISHED_SIZES.get(config.model_type, {}))
+            config = copy.deepcopy(twin_of(name))
+            with_changes(config, {**PUBLISHED_SIZES.get(config.model_type, {}), **changes})
             config.architectures = [name]
             folder = save(cls, config, temp / "twin", dtype)
     except MaxportError as error:
@@ -200,7 +225,48 @@ def make_twin(
         added["text_config"] = {**text, **written["text_config"]}
     written["architectures"] = [name]
     path.write_text(json.dumps(coherent({**written, **added}), indent=2), "utf-8")
+    if quantized:
+        quantize(folder)
     return folder
+
+
+def quantize(folder: Path) -> None:
+    """Turn a bfloat16 twin into the float8 form in which DeepSeek and others publish.
+
+    The layers' weights become float8_e4m3fn with a float32 scale for each block of 128 x 128.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors, plain = {}, {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        tensors[name] = plain[name] = value
+        if value.ndim != 2 or not name.endswith(".weight") or any(k in name for k in UNQUANTIZED):
+            continue
+        sizes = value.shape
+        counts = [-(-size // BLOCK) for size in sizes]
+        padded = torch.zeros(*(count * BLOCK for count in counts))
+        padded[: sizes[0], : sizes[1]] = value
+        blocks = padded.reshape(counts[0], BLOCK, counts[1], BLOCK)
+        scales = blocks.abs().amax((1, 3)).clamp(min=1e-12) / 448
+        small = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+        tensors[name] = small.reshape(padded.shape)[: sizes[0], : sizes[1]].contiguous()
+        tensors[f"{name}_scale_inv"] = scales
+        whole = (small.float() * scales[:, None, :, None]).reshape(padded.shape)
+        plain[name] = whole[: sizes[0], : sizes[1]].contiguous()
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    apart = folder.with_name("reference")
+    apart.mkdir()
+    (apart / "config.json").write_text(json.dumps(config), "utf-8")
+    save_file(plain, apart / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
 
 
 def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
@@ -211,13 +277,13 @@ def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def reference_of(folder: Path) -> Path:
-    """What transformers reads for a twin: its text part where that is apart, else the twin."""
-    text = folder.with_name("text")
-    return text if text.is_dir() else folder
+    """What transformers reads for a twin: a folder of its own where it has one, else the twin."""
+    apart = folder.with_name("reference")
+    return apart if apart.is_dir() else folder
 
 
 def save_whole(cls: Any, temp: Path, dtype: Any, changes: Mapping[str, Any]) -> Path:
-    """Write a model of images and text to `twin`, and its text part as a checkpoint to `text`."""
+    """Write a model of images and text to `twin`, and its text part to `reference`."""
     from maxport.twin import causal_lm_class, twin_config
     from maxport.twin.model import randomise
 
@@ -239,7 +305,7 @@ def save_whole(cls: Any, temp: Path, dtype: Any, changes: Mapping[str, Any]) -> 
     language.model.load_state_dict(model.model.language_model.state_dict())
     language.lm_head.load_state_dict(model.lm_head.state_dict())
     language.config.architectures = [type(language).__name__]
-    language.save_pretrained(temp / "text")
+    language.save_pretrained(temp / "reference")
     return temp / "twin"
 
 

@@ -37,16 +37,17 @@ _UNSIGNED_NUMPY = (np.dtype("uint16"), np.dtype("uint32"), np.dtype("uint64"))
 
 
 HALF = (torch.float16, torch.bfloat16)
+EIGHTH = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
 
 
-def carrier(dtype: DType, *, widen: bool = False) -> torch.dtype:
-    """The torch dtype that carries MAX's `dtype`; float32 for half precision when `widen`.
+def carrier(dtype: DType, *, widen: tuple[torch.dtype, ...] = ()) -> torch.dtype:
+    """The torch dtype that carries MAX's `dtype`; float32 where that is one of `widen`.
 
     Raises:
         KeyError: MAX's dtype has no counterpart in torch.
     """
     found = CARRIER[dtype]
-    return torch.float32 if widen and found in HALF else found
+    return torch.float32 if found in widen else found
 
 
 def to_torch(value: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from maxport.engine.evaluator import kernels, ops  # fill the tables  # noqa: F4
 from maxport.engine.evaluator.call import KERNELS, OPS, Call, OpFunction, Unsupported
 from maxport.engine.evaluator.decode import Block, Node, Spec, constant_tensor, decode
 from maxport.engine.evaluator.dims import UnboundSymbol, bind
-from maxport.engine.evaluator.dtypes import HALF, carrier, to_torch
+from maxport.engine.evaluator.dtypes import EIGHTH, HALF, carrier, to_torch
 from maxport.engine.evaluator.source import source_line
 from maxport.errors import MaxportError
 
@@ -34,13 +34,14 @@ class Program:
         widen: Carry half-precision values as float32. The graph's function is then seen without the
             rounding that its dtypes ask for, which hides small differences; buffers of half
             precision must be given as float32.
+        widen_float8: Carry float8 as float32 too; quantized values then keep their precision.
 
     Raises:
         MaxportError: The graph uses ops that the evaluator does not know; all of them are named.
     """
 
-    def __init__(self, graph: Graph, *, widen: bool = False) -> None:
-        self.widen = widen
+    def __init__(self, graph: Graph, *, widen: bool = False, widen_float8: bool = False) -> None:
+        self.widened = (HALF if widen else ()) + (EIGHTH if widen_float8 else ())
         self.graph = graph  # owns the MLIR context that the decoded attributes live in
         self.decoded = decode(graph)
         self._static: Values | None = None
@@ -63,7 +64,7 @@ class Program:
 
     def carrier(self, dtype: DType) -> torch.dtype:
         """The torch dtype that carries MAX's `dtype` in this program."""
-        return carrier(dtype, widen=self.widen)
+        return carrier(dtype, widen=self.widened)
 
     @staticmethod
     def _function(node: Node) -> OpFunction | None:
@@ -166,7 +167,7 @@ class Program:
         if value is None:
             raise MaxportError(f"input {name} is unbound", where=where, fix=f"pass a {spec}")
         tensor = to_torch(value)
-        if self.widen and tensor.dtype in HALF and not spec.buffer:
+        if tensor.dtype in self.widened and not spec.buffer:
             tensor = tensor.float()
         if tensor.dtype != self.carrier(spec.dtype):
             raise MaxportError(
@@ -322,7 +323,7 @@ class Frame:
                 f"the weight {name} has shape {list(tensor.shape)}, the graph wants {spec}",
                 where=self.program.where(node),
             )
-        return tensor.float() if self.program.widen and tensor.dtype in HALF else tensor
+        return tensor.float() if tensor.dtype in self.program.widened else tensor
 
 
 _TERMINATORS = frozenset({"output", "yield", "while.condition"})

@@ -4,6 +4,7 @@ from maxport.engine.evaluator.kernels import (  # noqa: F401
     attention,
     cache,
     compressed,
+    float8,
     misc,
     mla,
     moe,
