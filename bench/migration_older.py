@@ -6,6 +6,7 @@ for is the installed MAX.
 
     python bench/migration_older.py                    all releases below
     python bench/migration_older.py 25.7.0             one release, again
+    python bench/migration_older.py 26.2.0/qwen3       one architecture of it, again
 """
 
 from __future__ import annotations
@@ -62,11 +63,13 @@ def tasks_of(target: Any) -> set[str]:
     return found
 
 
-def rows_of(release: str) -> Iterator[dict[str, Any]]:
-    """One row per text architecture of a release."""
+def rows_of(release: str, names: frozenset[str] = frozenset()) -> Iterator[dict[str, Any]]:
+    """One row per text architecture of a release, or of those named."""
     with reading_max(sources_of(release)):
         shared = Sources()
         for name in installed_architectures():
+            if names and name not in names:
+                continue
             target = open_target(name, shared)
             tasks = tasks_of(target)
             if not tasks & set(TASKS):
@@ -150,11 +153,15 @@ def main() -> None:
     releases = parser.parse_args().releases
     path = RESULTS / "migration_older.json"
     old = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = [r for r in old if r["release"] not in releases]
-    for release in releases:
-        for row in rows_of(release):
-            rows.append(row)
-            save(path, rows)
+    rows = {r["name"]: r for r in old}
+    wanted: dict[str, set[str]] = {}
+    for text in releases:
+        release, _, name = text.partition("/")
+        wanted.setdefault(release, set()).update([name] if name else [])
+    for release, names in wanted.items():
+        for row in rows_of(release, frozenset(names)):
+            rows[row["name"]] = row
+            save(path, list(rows.values()))
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
