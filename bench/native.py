@@ -169,8 +169,6 @@ def table(rows: list[dict[str, Any]], used: dict[str, str]) -> str:
 FOUND = {
     "LagunaForCausalLM v2": "MAX's class is Laguna-M.1's, with a gate per channel "
     "(laguna/layers/attention.py); transformers' LagunaForCausalLM has one per head",
-    "MiniMaxM2ForCausalLM v2": "minimax_m2/minimax_m2.py spreads experts over GPUs whatever their "
-    "number, and gets what that needs for --ep-size above 1 only",
     "DiffusionGemmaForBlockDiffusion v2": "transformers has the class, but it denoises blocks: "
     "there are no next-token logits to compare",
     "Gemma4AssistantForCausalLM v2": "transformers has the class, but it is a draft model that "

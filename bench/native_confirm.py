@@ -107,6 +107,12 @@ def olmo2_eps(config: Config) -> Iterator[Any]:
     yield argument(attention, rms_norm_eps=config["rms_norm_eps"])
 
 
+def minimax_m2_eps(config: Config) -> Iterator[Any]:
+    """The same in MiniMax M2."""
+    attention = module("minimax_m2.layers.attention").MiniMaxM2Attention
+    yield argument(attention, qk_norm_eps=config["rms_norm_eps"])
+
+
 def qwen3_moe(config: Config) -> Iterator[Any]:
     """Leave the chosen experts' weights as they are, besides the epsilon."""
     from max.dtype import DType
@@ -286,6 +292,11 @@ CAUSES: dict[str, Cause] = {
     ),
     "Olmo2ForCausalLM v2": Cause(
         "olmo2.py leaves the q and k norms' epsilon at 1e-6, whatever rms_norm_eps says", olmo2_eps
+    ),
+    "MiniMaxM2ForCausalLM v2": Cause(
+        "minimax_m2/layers/attention.py leaves the q and k norms' epsilon at 1e-6, whatever "
+        "rms_norm_eps says (judged on two GPUs: on one it asks for expert parallelism)",
+        minimax_m2_eps,
     ),
     "Gemma3ForCausalLM v2": Cause(
         "gemma3.py scales scores by head_dim, not by query_pre_attn_scalar, and the embedding's "
