@@ -101,6 +101,9 @@ CONTAINERS = {
     "max.nn.sequential.Sequential": "ModuleList",
 }
 
+# V2 layers whose every use is rewritten away.
+GONE = frozenset({"max.nn.comm.allreduce.Allreduce"})
+
 MODULE_ROOTS = frozenset({"max.nn.layer.layer.Module", "max.nn.layer.layer.Layer"})
 
 

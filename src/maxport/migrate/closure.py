@@ -98,6 +98,8 @@ def _walk(
             found = kinds.sources.resolve(source.name, name)
             if found.module in own and own[found.module] is None:
                 continue
+            if found.dotted in api.GONE:
+                continue
             if found.dotted in native:
                 sites.append((found.dotted, site))
                 continue

@@ -117,7 +117,15 @@ _done: dict[Any, FileWork] = {}
 def _cache_key(plan: Plan, module: str, shown: str) -> Any:
     """All that the rewritten text of a carried file depends on."""
     carried = frozenset((m, frozenset(names)) for m, names in plan.closure.carried.items())
-    return module, shown, carried, frozenset(plan.closure.native), plan.parallel, plan.weights
+    return (
+        module,
+        shown,
+        carried,
+        frozenset(plan.closure.native),
+        plan.parallel,
+        plan.signals,
+        plan.weights,
+    )
 
 
 def _rewrite(work: FileWork, key: Any) -> None:
@@ -131,7 +139,8 @@ def _rewrite(work: FileWork, key: Any) -> None:
         return
     graph = work.module in work.plan.graph
     work.facts["keep_unused"] = not graph
-    for codemod in order_for(work.plan.parallel) if graph else (Imports,):
+    order = order_for(work.plan.parallel, work.plan.signals)
+    for codemod in order if graph else (Imports,):
         apply(codemod, work)
     if key is not None:
         _done[key] = work

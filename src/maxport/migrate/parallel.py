@@ -12,11 +12,12 @@ what the rewritten layers share.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from maxport.migrate.classify import bases_of
 from maxport.migrate.registered import registrations
-from maxport.migrate.sources import Definition, ModuleSource, dotted_name
+from maxport.migrate.sources import Definition, ModuleSource, Sources, dotted_name
 
 if TYPE_CHECKING:
     from maxport.migrate.kinds import Kinds
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 #: File of the helpers in the V3 package.
 HELPERS = "tensor_parallel"
 # What tells a root for several devices from one for a single device, and from data parallelism.
-_SIGNALS = "signal_buffers"
+SIGNALS = "signal_buffers"
+COLLECTIVES = frozenset(
+    {"allreduce.sum", "allgather", "reducescatter.sum", "distributed_broadcast"}
+)
 _REPLICAS = frozenset({"data_parallel_splits", "split_batch", "split_batch_replicated"})
 
 
@@ -50,13 +54,13 @@ def parallel_root(kinds: Kinds, root: Definition, built: set[Definition]) -> Def
     Returns:
         None where `root` itself takes lists with one entry per device.
     """
-    if _mentions(kinds, root) & {_SIGNALS}:
+    if SIGNALS in _mentions(kinds, root):
         return None
     found = [
         other
         for other in built - {root}
         if kinds.of(other) == "layer"
-        and _SIGNALS in (names := _mentions(kinds, other))
+        and SIGNALS in (names := _mentions(kinds, other))
         and not names & _REPLICAS
         and _has_entry(kinds, other)
     ]
@@ -83,6 +87,60 @@ def _mentions(kinds: Kinds, at: Definition) -> set[str]:
 def _has_entry(kinds: Kinds, at: Definition) -> bool:
     _, node = _class(kinds, at)
     return any(isinstance(n, ast.FunctionDef) and n.name == "trace" for n in node.body if node)  # type: ignore[union-attr]
+
+
+def collective(sources: Sources, module: str, called: str) -> str:
+    """The collective that `called` in `module` means, without `ops.`; empty for anything else."""
+    head, _, rest = called.partition(".")
+    if head == "self" and rest == "allreduce":
+        return "allreduce.sum"
+    is_op = bool(rest) and sources.resolve(module, head).dotted == "max.graph.ops"
+    return rest if is_op and rest in COLLECTIVES else ""
+
+
+def signals_removable(kinds: Kinds, modules: list[str], carried: Mapping[str, set[str]]) -> bool:
+    """Whether V2's signal buffers are only ever handed on, down to collectives.
+
+    Args:
+        kinds: The judge of names.
+        modules: Modules of the package's graph.
+        carried: For modules of which only some names are brought over, those names.
+    """
+    for name in modules:
+        source = kinds.sources.module(name)
+        if source is None:
+            continue
+        for node in source.tree.body:
+            if name in carried and getattr(node, "name", "") not in carried[name]:
+                continue
+            if not all(_handed_on(kinds, source, *use) for use in _signal_uses(node)):
+                return False
+    return True
+
+
+def _signal_uses(root: ast.AST) -> Iterator[tuple[ast.Name, ast.AST]]:
+    """Every use of the name, with the node around it."""
+    for parent in ast.walk(root):
+        for child in ast.iter_child_nodes(parent):
+            if isinstance(child, ast.Name) and child.id == SIGNALS:
+                yield child, parent
+
+
+def _handed_on(kinds: Kinds, source: ModuleSource, name: ast.Name, parent: ast.AST) -> bool:
+    if isinstance(parent, ast.Assign):
+        return isinstance(name.ctx, ast.Store)  # from the graph's inputs
+    if isinstance(parent, ast.keyword):
+        return parent.arg == SIGNALS
+    if isinstance(parent, ast.List):
+        return True
+    if not isinstance(parent, ast.Call) or name is parent.func:
+        return False
+    called = dotted_name(parent.func)
+    if collective(kinds.sources, source.name, called):
+        return True
+    head = called.split(".")[0]
+    known = head in source.imports or head in source.functions
+    return not known or kinds.of(kinds.sources.resolve(source.name, called)) == "layer"
 
 
 def weight_attributes(kinds: Kinds, modules: list[str]) -> frozenset[str]:
@@ -192,7 +250,7 @@ def place(layer: Module[..., Any], name: str, strategy: ShardingStrategy) -> Non
     """
     vars(layer).setdefault("weight_strategies", {})[name] = strategy
     mesh, weight, placement = _MESH.get(), getattr(layer, name), placement_of(strategy)
-    if mesh is None or mesh.num_devices != strategy.num_devices:
+    if mesh is None or mesh.num_devices == 1 or mesh.num_devices != strategy.num_devices:
         return
     if isinstance(weight, Tensor) and placement is not None:
         setattr(layer, name, weight.to(DeviceMapping(mesh, (placement,))))

@@ -164,20 +164,47 @@ def _constructs(
     moved = "        nn_model.to(self.devices[0])\n"
     if not plan.parallel:
         return one + moved
-    many = one
+    plan.extras.add(HELPERS)
+    imports["placing_on"] = f"from .{HELPERS} import placing_on"
+    built = one
     if plan.several:
         many = _construct(plan, plan.several_construction, chain, made, imports, copied)
         place = plan.relative_from_top(plan.several.module)
         imports[plan.several.name] = f"from {place} import {plan.several.name}"
-    plan.extras.add(HELPERS)
-    imports["placing_on"] = f"from .{HELPERS} import placing_on"
+        built = (
+            "        nn_model: Any\n        if len(self.devices) > 1:\n"
+            + indent(many, "    ")
+            + "        else:\n"
+            + indent(one, "    ")
+        )
     return (
-        "        if len(self.devices) == 1:\n"
-        + indent(one + moved, "    ")
-        + "            return nn_model\n"
+        _refusal(plan, chain, made)
         + "        with placing_on(self.devices):\n"
-        + indent(many, "    ")
+        + indent(built, "    ")
+        + "        if len(self.devices) == 1:\n"
+        + indent(moved, "    ")
     )
+
+
+def _refusal(plan: Plan, chain: Chain, made: Plumbing) -> str:
+    """Refuse what V2 spreads over devices in other ways than by tensor parallelism."""
+    sources = [source for source, _ in chain] + [
+        source for name in plan.graph if (source := plan.kinds.sources.module(name))
+    ]
+    ways = {
+        "data parallelism": ("data_parallel_degree", "self.pipeline_config.model"),
+        "expert parallelism": ("ep_size", "self.pipeline_config.runtime"),
+    }
+    text = ""
+    for way, (setting, owner) in ways.items():
+        if any(setting in source.text for source in sources):
+            made.note("model.py", chain[0][1].lineno, "manual", f"{way} is refused")
+            text += (
+                f"        if {owner}.{setting} > 1:\n"
+                f"            # maxport MANUAL (pipeline): {way} is not migrated.\n"
+                f'            raise NotImplementedError("maxport: {way} is not migrated")\n'
+            )
+    return text
 
 
 def _construct(
@@ -202,7 +229,7 @@ def _construct(
     work = FileWork("model.py", found.source.name, found.source.text, text, plan)
     place = plan.places.get(found.source.name)
     plan.places[found.source.name] = ("model",)
-    for codemod in order_for(plan.parallel):
+    for codemod in order_for(plan.parallel, plan.signals):
         apply(codemod, work)
     plan.places.pop(found.source.name)
     if place is not None:

@@ -11,7 +11,12 @@ from maxport.migrate.classify import bases_of
 from maxport.migrate.closure import Closure, close, uses
 from maxport.migrate.construction import Construction, find_construction, pipeline_chain
 from maxport.migrate.kinds import Kinds
-from maxport.migrate.parallel import parallel_root, several_devices, weight_attributes
+from maxport.migrate.parallel import (
+    parallel_root,
+    several_devices,
+    signals_removable,
+    weight_attributes,
+)
 from maxport.migrate.registered import registrations
 from maxport.migrate.sources import ARCHITECTURES, Definition, ModuleSource
 from maxport.migrate.target import Target
@@ -39,6 +44,7 @@ class Plan:
         several: the root V2 builds for several devices, where that is another class.
         several_construction: how the pipeline model constructs that one.
         weights: attributes that hold weights; known where `parallel`.
+        signals: whether V2's signal buffers can be left out everywhere.
     """
 
     target: Target
@@ -54,6 +60,7 @@ class Plan:
     several: Definition | None = None
     several_construction: Construction | None = None
     weights: frozenset[str] = frozenset()
+    signals: bool = False
 
     @property
     def name(self) -> str:
@@ -135,6 +142,7 @@ def make_plan(target: Target) -> Plan:
         plan.places[module] = ("carried", _carried_name(module, plan.places))
     if parallel:
         plan.weights = weight_attributes(kinds, plan.graph)
+        plan.signals = signals_removable(kinds, plan.graph, closure.carried)
     return plan
 
 

@@ -14,6 +14,7 @@ from maxport.migrate.codemods.entry import Entry
 from maxport.migrate.codemods.imports import Imports
 from maxport.migrate.codemods.operations import Operations
 from maxport.migrate.codemods.parallel import Parallel
+from maxport.migrate.codemods.parallel_signals import Signals
 from maxport.migrate.codemods.sharding import Sharding
 from maxport.migrate.codemods.subgraphs import Subgraphs
 from maxport.migrate.codemods.surface import Surface
@@ -35,6 +36,14 @@ ORDER: tuple[type[Codemod], ...] = (
 )
 
 
-def order_for(parallel: bool) -> tuple[type[Codemod], ...]:
-    """The codemods for a package; where V2 has tensor parallelism, `Parallel` keeps it."""
-    return tuple(Parallel if parallel and made is Sharding else made for made in ORDER)
+def order_for(parallel: bool, signals: bool = False) -> tuple[type[Codemod], ...]:
+    """The codemods for a package.
+
+    Args:
+        parallel: V2 has tensor parallelism, which `Parallel` keeps.
+        signals: Its signal buffers can go, which `Signals` does.
+    """
+    if not parallel:
+        return ORDER
+    order = [Parallel if made is Sharding else made for made in ORDER]
+    return tuple([order[0], Signals, *order[1:]] if signals else order)

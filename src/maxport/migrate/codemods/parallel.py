@@ -12,7 +12,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from maxport.migrate.codemods.sharding import _emptied, _target
-from maxport.migrate.parallel import HELPERS, devices_of
+from maxport.migrate.parallel import HELPERS, collective, devices_of
 from maxport.migrate.rewrite import (
     Codemod,
     code_of,
@@ -188,12 +188,11 @@ class Parallel(Codemod):
 
     def _op(self, func: cst.BaseExpression) -> str:
         """The collective, or `shard_and_stack`, that is called; empty for anything else."""
+        found = collective(self.work.sources, self.work.module, dotted(func))
         head, _, rest = dotted(func).partition(".")
-        if head == "self" and rest == "allreduce":
-            return "allreduce.sum"
-        found = self.work.resolve(head) if rest else None
-        is_op = found is not None and found.dotted == "max.graph.ops"
-        return rest if is_op and (rest in _COLLECTIVES or rest == "shard_and_stack") else ""
+        if not found and rest == "shard_and_stack":
+            found = rest if self.work.resolve(head).dotted == "max.graph.ops" else ""
+        return found
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Collectives, and `shard` of a weight."""
