@@ -56,6 +56,44 @@ def test_a_port_that_goes_astray_is_named_with_prompt_and_token(
     assert "leaves the reference at token" in row.why
 
 
+def test_without_a_tokenizer_prompts_are_random_tokens(helium: Path, helium_port: Path) -> None:
+    report = verify_port(helium, helium_port, tier="coherence")
+    rows = report.rows[1:]
+    assert [(row.name, row.verdict) for row in rows] == [
+        ("coherence-6", "equal"),
+        ("coherence-20", "equal"),
+    ]
+    assert all("5 prompts of random tokens" in row.proves for row in rows)
+    assert [row.positions for row in rows] == [30, 100]
+
+
+def test_a_length_that_the_model_does_not_take_is_not_run(helium: Path, helium_port: Path) -> None:
+    report = verify_port(helium, helium_port, tier="coherence", max_length=20)
+    assert [(row.name, row.verdict) for row in report.rows[1:]] == [
+        ("coherence-6", "equal"),
+        ("coherence-20", "not run"),
+    ]
+    assert "takes 20 tokens" in report.rows[-1].why
+
+
+def test_a_port_that_repeats_one_token_has_collapsed(
+    helium: Path, helium_port: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repeat(runner: object, prompts: list[list[int]], steps: int) -> list[list[int]]:
+        return [[7] * steps for _ in prompts]
+
+    monkeypatch.setattr(coherence, "_free_run", repeat)
+    monkeypatch.setattr(coherence, "_near_tie", lambda *arguments: True)
+    varied = np.random.default_rng(1).integers(0, 60, 64).tolist()
+    monkeypatch.setattr(
+        "maxport.verify.reference.Reference.greedy",
+        lambda self, prompt, steps: [*prompt, *varied[:steps]],
+    )
+    report = verify_port(helium, helium_port, tier="coherence")
+    assert report.verdict == "differs"
+    assert "prompt 1 collapses into repetition" in report.why
+
+
 def test_loops_have_few_distinct_runs() -> None:
     assert distinct_share([1, 2] * 50) < coherence.COLLAPSE
     assert distinct_share([7] * 64) < coherence.COLLAPSE

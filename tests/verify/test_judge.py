@@ -121,13 +121,6 @@ def test_the_smoke_tier_is_one_short_prompt(helium: Path, helium_port: Path) -> 
     ]
 
 
-def test_the_coherence_tier_needs_a_tokenizer(helium: Path, helium_port: Path) -> None:
-    report = verify_port(helium, helium_port, tier="coherence")
-    row = report.rows[-1]
-    assert (row.name, row.verdict) == ("coherence", "not run")
-    assert "no tokenizer" in row.why
-
-
 def test_arguments_that_make_no_sense_are_refused(helium: Path, helium_port: Path) -> None:
     with pytest.raises(MaxportError, match="say what to judge"):
         verify_port(helium, None)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from maxport.verify.compare import Row
+from maxport.verify.probes import token_source
 from maxport.verify.reference import Reference
 from maxport.verify.tolerance import derive
 
@@ -20,6 +21,8 @@ PROMPTS = (
     "The three primary colours are",
     "Water boils at 100 degrees Celsius because",
 )
+#: Lengths of the prompts where there is no tokenizer.
+RANDOM_PROMPTS = (5, 12, 6, 7, 9)
 LENGTHS = (64, 256)
 #: Share of distinct 4-token runs below which a text counts as collapsed.
 COLLAPSE = 0.2
@@ -31,21 +34,37 @@ def coherence_rows(
     """One row for each length: greedy continuations of several prompts, all in one batch.
 
     The port runs on its own tokens. Where it leaves the reference's text, the reference's two best
-    tokens must be a near-tie there.
+    tokens must be a near-tie there. Without a tokenizer (a twin has none) the prompts are random
+    tokens, and the rows say so.
     """
     tokenizer = _tokenizer(folder)
     if tokenizer is None:
-        why = "the checkpoint has no tokenizer; continuations of text need one"
-        return [Row("coherence", "not run", "", why)]
-    prompts = [list(tokenizer(text)["input_ids"]) for text in PROMPTS]
-    longest = max(LENGTHS)
+        draw = token_source(reference.config, 0)
+        prompts = [list(draw(length)) for length in RANDOM_PROMPTS]
+    else:
+        prompts = [list(tokenizer(text)["input_ids"]) for text in PROMPTS]
+    kind = "prompts" if tokenizer is not None else "prompts of random tokens (no tokenizer)"
+    room = runner.built.max_length - max(map(len, prompts))
+    lengths = [length for length in LENGTHS if length <= room]
+    skipped = [_skipped(length, runner.built.max_length) for length in LENGTHS if length > room]
+    if not lengths:
+        return skipped
     progress("the reference's continuations")
-    expected = [reference.greedy(prompt, longest)[len(prompt) :] for prompt in prompts]
+    expected = [reference.greedy(prompt, max(lengths))[len(prompt) :] for prompt in prompts]
     progress("the port's continuations")
     begun = time.perf_counter()
-    found = _free_run(runner, prompts, longest)
+    found = _free_run(runner, prompts, max(lengths))
     seconds = time.perf_counter() - begun
-    return [_row(n, reference, prompts, expected, found, runner, seconds) for n in LENGTHS]
+    rows = [
+        _row(n, f"{len(prompts)} {kind}", reference, prompts, expected, found, runner, seconds)
+        for n in lengths
+    ]
+    return rows + skipped
+
+
+def _skipped(length: int, limit: int) -> Row:
+    why = f"the model takes {limit} tokens, prompt included"
+    return Row(f"coherence-{length}", "not run", "", why)
 
 
 def distinct_share(tokens: Sequence[int], run: int = 4) -> float:
@@ -69,6 +88,7 @@ def _free_run(runner: Any, prompts: Sequence[Sequence[int]], steps: int) -> list
 
 def _row(
     length: int,
+    prompted: str,
     reference: Reference,
     prompts: Sequence[Sequence[int]],
     expected: Sequence[Sequence[int]],
@@ -76,7 +96,7 @@ def _row(
     runner: Any,
     seconds: float,
 ) -> Row:
-    proves = f"{len(prompts)} prompts continued by {length} tokens"
+    proves = f"{prompted} continued by {length} tokens"
     faults = []
     same = 0
     for index, (want, got) in enumerate(zip(expected, found, strict=True)):
