@@ -142,7 +142,7 @@ def test_collectives_need_no_signal_buffers(tmp_path: Path) -> None:
     assert "return allgather(ys, axis=-1)" in work.text
 
 
-def test_a_broadcast_names_the_devices_or_stays_with_a_warning(tmp_path: Path) -> None:
+def test_a_broadcast_names_the_devices_or_raises(tmp_path: Path) -> None:
     known = HEAD + (
         "class Block(Module):\n"
         "    def __init__(self, devices):\n"
@@ -153,7 +153,10 @@ def test_a_broadcast_names_the_devices_or_stays_with_a_warning(tmp_path: Path) -
     assert "return broadcast(x, self.devices)" in run(Parallel, known, tmp_path).text
     unknown = known.replace("        self.devices = devices\n", "        pass\n")
     work = run(Parallel, unknown, tmp_path)
-    assert "ops.distributed_broadcast(x, signals)" in work.text
+    reason = "distributed_broadcast: the devices are not known here"
+    assert f"# maxport MANUAL (parallel): {reason}" in work.text
+    assert "# was: return ops.distributed_broadcast(x, signals)" in work.text
+    assert f'raise NotImplementedError("maxport: parallel: {reason}")' in work.text
     assert [c.level for c in work.changes] == ["manual"]
 
 
@@ -172,12 +175,14 @@ def test_signal_buffers_go_with_what_hands_them_on(tmp_path: Path) -> None:
         "        lm_head: The head.\n"
         '    """\n'
         "    inputs = [h, signal_buffers, 1]\n"
+        "    lm_head(\n        h, signal_buffers\n    )\n"
         "    return lm_head(*inputs, signal_buffers=signal_buffers)\n"
     )
     work = run(Signals, text, tmp_path)
     assert "signal_buffers" not in work.text
     assert "Callable[[list[TensorValue]], TensorValue]" in work.text
     assert "inputs = [h, 1]" in work.text
+    assert "    lm_head(\n        h\n    )\n" in work.text
     assert "        h: Hidden states.\n        lm_head: The head.\n" in work.text
     assert [c.level for c in work.changes] == ["safe"]
 
@@ -246,3 +251,25 @@ def test_mistral_on_two_devices_and_a_package_that_forgets_to_reduce(tmp_path: P
     assert wrong.verdict == "differs" and wrong.engine == "evaluate"
     assert wrong.max_diff is not None and wrong.max_diff > 1e-2
     assert "outputs differ" in wrong.summary
+
+
+def test_strategies_as_placements() -> None:
+    from max.experimental.sharding import Replicated, Sharded
+    from max.graph import ShardingStrategy
+
+    names: dict[str, Any] = {}
+    exec(compile(HELPERS_TEXT, "tensor_parallel.py", "exec"), names)
+    placement_of = names["placement_of"]
+    assert placement_of(ShardingStrategy.rowwise(2)) == Sharded(0)
+    assert placement_of(ShardingStrategy.columnwise(2)) == Sharded(1)
+    assert placement_of(ShardingStrategy.axiswise(2, 2)) == Sharded(2)
+    assert placement_of(ShardingStrategy.replicate(2)) == Replicated()
+    assert placement_of(ShardingStrategy.head_aware_columnwise(2, 4, 8)) == Sharded(1)
+    # No placement says these; such weights stay whole and are cut where they are used.
+    for strategy in (
+        ShardingStrategy.head_aware_columnwise(2, 5, 8),
+        ShardingStrategy.stacked_qkv(2, 4, 8),
+        ShardingStrategy.gate_up(2),
+        ShardingStrategy.tensor_parallel(2),
+    ):
+        assert placement_of(strategy) is None

@@ -88,7 +88,7 @@ class {names.inputs}(ModelInputs):
 
 def decoder_batching(names: Names) -> str:
     """batch_processor.py of a decoder."""
-    return f'''"""Ragged batching on one device."""
+    return f'''"""Ragged batching of one replica."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ def several_devices(kinds: Kinds, target: Target) -> bool:
     for found in registrations(kinds, target):
         source = kinds.sources.module(found.module)
         for node in ast.walk(source.tree) if source else ():
-            if isinstance(node, ast.keyword) and node.arg == "multi_gpu_supported":
-                return ast.unparse(node.value) == "True"
+            named = isinstance(node, ast.keyword) and node.arg == "multi_gpu_supported"
+            if named and ast.unparse(node.value) == "True":  # type: ignore[attr-defined]
+                return True
     return False
 
 
@@ -237,6 +238,16 @@ def placing_on(devices: Sequence[Device]) -> Iterator[None]:
             yield
     finally:
         _MESH.reset(token)
+
+
+def require_split(model: Module[..., Any]) -> None:
+    """Raises where a model that was built for several devices would run on the first alone.
+
+    Raises:
+        NotImplementedError: no weight lies on several devices.
+    """
+    if not any(weight.is_distributed for _, weight in model.parameters):
+        raise NotImplementedError("maxport: no weight of this model is split over the devices")
 
 
 # --- weights -------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def _constructs(
     if not plan.parallel:
         return one + moved
     plan.extras.add(HELPERS)
-    imports["placing_on"] = f"from .{HELPERS} import placing_on"
+    imports["placing_on"] = f"from .{HELPERS} import placing_on, require_split"
     built = one
     if plan.several:
         many = _construct(plan, plan.several_construction, chain, made, imports, copied)
@@ -183,6 +183,7 @@ def _constructs(
         + indent(built, "    ")
         + "        if len(self.devices) == 1:\n"
         + indent(moved, "    ")
+        + "        else:\n            require_split(nn_model)\n"
     )
 
 

@@ -18,6 +18,7 @@ from maxport.migrate.rewrite import (
     code_of,
     dotted,
     keyword,
+    manual_block,
     parse_statements,
 )
 
@@ -39,6 +40,7 @@ class Parallel(Codemod):
         super().__init__(work)
         self.classes: list[_Class] = []
         self.functions: list[cst.FunctionDef] = []
+        self.blocked = ""
 
     def _helper(self, name: str) -> str:
         depth = len(self.work.plan.folder_of(self.work.module)) + 1
@@ -89,6 +91,10 @@ class Parallel(Codemod):
             return updated_node
         statement = original_node.body[0]
         value = getattr(statement, "value", None)
+        if self.blocked:
+            reason, self.blocked = self.blocked, ""
+            was = code_of(original_node.with_changes(leading_lines=())).strip().splitlines()
+            return cst.FlattenSentinel(manual_block(self.NAME, reason, was))
         if not self.classes:
             return updated_node
         target = _target(statement)
@@ -222,17 +228,22 @@ class Parallel(Codemod):
         if extra == "devices":
             devices = self._devices()
             if not devices:
-                self.note(original, "manual", f"{op}: the devices are not known here")
+                self._block(original, f"{op}: the devices are not known here")
                 return updated
             args = [args[0], cst.Arg(cst.parse_expression(devices))]
         elif any(_is(a, "group_size") for a in args):
-            self.note(original, "manual", f"{op} over groups of devices")
+            self._block(original, f"{op} over groups of devices")
             return updated
         self.note(original, "safe", f"{op} without signal buffers")
         plain = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in args]
         if extra == "axis" and len(plain) > 1 and plain[1].keyword is None:
             plain[1] = keyword("axis", plain[1].value)
         return cst.Call(cst.Name(self._helper(name)), plain)
+
+    def _block(self, node: cst.Call, reason: str) -> None:
+        """Let the statement around a call raise."""
+        self.note(node, "manual", reason)
+        self.blocked = reason
 
     def _devices(self) -> str:
         """The devices, as this place can name them."""

@@ -99,5 +99,9 @@ def _without(items: Sequence[_Item], gone) -> list[_Item]:  # type: ignore[no-un
     """The items that stay; the last one ends as the last one did."""
     kept = [item for item in items if not gone(item)]
     if kept and len(kept) < len(items) and kept[-1] is not items[-1]:
-        kept[-1] = kept[-1].with_changes(comma=items[-1].comma)
+        last = {"comma": items[-1].comma}
+        for blank in ("whitespace_after_arg", "whitespace_after_param"):
+            if hasattr(kept[-1], blank):
+                last[blank] = getattr(items[-1], blank)
+        kept[-1] = kept[-1].with_changes(**last)
     return kept

@@ -1,7 +1,8 @@
 """Sharding: V2's per-device copies, strategies and signal buffers, on one device.
 
-The V3 package runs on one device: strategies and `shard` methods go, a list of per-device copies
-becomes a list of one. Every such rewrite is `review`, because the multi-device path is lost.
+For architectures that V2 registers for one device, whatever their layers could do: strategies and
+`shard` methods go, a list of per-device copies becomes a list of one. Every such rewrite is
+`review`, because the multi-device path is lost. For several devices see `parallel`.
 """
 
 from __future__ import annotations
