@@ -169,10 +169,13 @@ def table(rows: list[dict[str, Any]], used: dict[str, str]) -> str:
 FOUND = {
     "LagunaForCausalLM v2": "MAX's class is Laguna-M.1's, with a gate per channel "
     "(laguna/layers/attention.py); transformers' LagunaForCausalLM has one per head",
-    "DiffusionGemmaForBlockDiffusion v2": "transformers has the class, but it denoises blocks: "
-    "there are no next-token logits to compare",
-    "Gemma4AssistantForCausalLM v2": "transformers has the class, but it is a draft model that "
-    "continues another model's hidden states",
+    "DiffusionGemmaForBlockDiffusion v2": "transformers has the class, but neither has "
+    "next-token logits: MAX's encoder graph only fills the cache, and its decoder graph returns "
+    "statistics of a step on a canvas of noise (diffusion_gemma/diffusion_gemma.py)",
+    "Gemma4AssistantForCausalLM v2": "transformers has the class, but it takes another model's "
+    "embeddings and keys and values (shared_kv_states) instead of tokens, and MAX registers that "
+    "other model's pipeline under this name (gemma4_assistant/arch.py) and builds the assistant "
+    "in speculative graphs only",
 }
 
 

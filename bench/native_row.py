@@ -107,7 +107,7 @@ def missing(row: Mapping[str, Any]) -> dict[str, Any]:
         return {"rope_parameters": YARN}
     if row["verdict"] == "cannot-load" and "vision_config" in why:
         return {IMAGES: True}
-    if row["verdict"] == "no-reference" and "no causal-LM class" in why and "no twin" in why:
+    if row["verdict"] == "no-reference" and "ForConditionalGeneration: no tiny twin" in why:
         return {IMAGES: True}
     return {}
 
