@@ -43,7 +43,7 @@ def coherence_rows(
         prompts = [list(draw(length)) for length in RANDOM_PROMPTS]
     else:
         prompts = [list(tokenizer(text)["input_ids"]) for text in PROMPTS]
-    kind = "prompts" if tokenizer is not None else "prompts of random tokens (no tokenizer)"
+    note = "" if tokenizer is not None else "the prompts are random tokens: there is no tokenizer"
     room = runner.built.max_length - max(map(len, prompts))
     lengths = [length for length in LENGTHS if length <= room]
     skipped = [_skipped(length, runner.built.max_length) for length in LENGTHS if length > room]
@@ -55,10 +55,7 @@ def coherence_rows(
     begun = time.perf_counter()
     found = _free_run(runner, prompts, max(lengths))
     seconds = time.perf_counter() - begun
-    rows = [
-        _row(n, f"{len(prompts)} {kind}", reference, prompts, expected, found, runner, seconds)
-        for n in lengths
-    ]
+    rows = [_row(n, note, reference, prompts, expected, found, runner, seconds) for n in lengths]
     return rows + skipped
 
 
@@ -88,7 +85,7 @@ def _free_run(runner: Any, prompts: Sequence[Sequence[int]], steps: int) -> list
 
 def _row(
     length: int,
-    prompted: str,
+    note: str,
     reference: Reference,
     prompts: Sequence[Sequence[int]],
     expected: Sequence[Sequence[int]],
@@ -96,7 +93,7 @@ def _row(
     runner: Any,
     seconds: float,
 ) -> Row:
-    proves = f"{prompted} continued by {length} tokens"
+    proves = f"{len(prompts)} prompts continued by {length} tokens"
     faults = []
     same = 0
     for index, (want, got) in enumerate(zip(expected, found, strict=True)):
@@ -112,7 +109,7 @@ def _row(
     name = f"coherence-{length}"
     verdict = "differs" if faults else "equal"
     count = length * len(prompts)
-    why = "; ".join(faults)
+    why = "; ".join(faults) or note
     return Row(name, verdict, proves, why, positions=count, same_token=same, seconds=seconds)
 
 
