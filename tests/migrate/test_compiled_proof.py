@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from maxport.cli.migrate import command
 from maxport.migrate.compiled import compare_runners
+from maxport.migrate.proving import _Compiling
 
 
 class Counting:
@@ -41,3 +46,29 @@ def test_other_tokens_or_other_logits_are_not() -> None:
     assert not shifted.equal
     assert shifted.max_diff == pytest.approx(0.1)
     assert shifted.tokens[0][0] == shifted.tokens[0][1]
+
+
+def test_the_compiling_process_ends_when_it_is_not_asked(tmp_path: Path) -> None:
+    child = _Compiling(tmp_path, tmp_path)
+    assert child.process.poll() is None
+    child.close()
+    assert child.process.poll() is not None
+
+
+def test_what_the_compiling_process_says_is_reported(tmp_path: Path) -> None:
+    child = _Compiling(tmp_path / "none", tmp_path)
+    found = child.result("LlamaForCausalLM", tmp_path)
+    assert found["equal"] is False
+    assert found["error"]
+
+
+@pytest.mark.compiled
+def test_both_packages_compiled_say_the_same(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, ["llama3", "-o", str(tmp_path), "--compile", "--json"])
+    assert result.exit_code == 0, result.output
+    proof = json.loads(result.stdout)["proof"]
+    assert proof["verdict"] == "equal"
+    assert proof["compiled"]["equal"] is True
+    for first, second in proof["compiled"]["tokens"]:
+        assert len(first) == 8
+        assert first == second

@@ -16,8 +16,9 @@ from maxport.errors import MaxportError
 from maxport.migrate import report
 from maxport.migrate.classify import classify
 from maxport.migrate.run import migrate
-from maxport.migrate.sources import max_folder, reading_max
+from maxport.migrate.sources import Sources, max_folder, reading_max
 from maxport.migrate.target import open_target
+from maxport.migrate.write import write_package
 
 ARCHITECTURES = max_folder() / "pipelines" / "architectures"
 
@@ -183,7 +184,26 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["granite", "mpnet", "qwen3_embedding"])
+# Encoders, decoders, state-space and convolution layers, speech, diffusion; the bench does all 72.
+SPREAD = ("bert", "mpnet", "umt5", "whisper", "flux2", "inkling", "qwen3_embedding", "olmo2")
+
+
+def test_a_spread_of_architectures_migrates_once(tmp_path: Path) -> None:
+    shared = Sources()
+    for name in SPREAD:
+        target = open_target(name, shared)
+        before = {p: p.read_bytes() for p in target.files}
+        result = migrate(target)
+        assert result is not None, name
+        for shown, text in result.files.items():
+            compile(text, f"{name}/{shown}", "exec")
+        package = tmp_path / result.plan.name
+        write_package(result.files, package)
+        assert migrate(open_target(str(package))) is None, name
+        assert {p: p.read_bytes() for p in target.files} == before, name
+
+
+@pytest.mark.parametrize("name", ["mpnet", "qwen3_embedding"])
 def test_originals_stay_and_a_second_run_changes_nothing(name: str, tmp_path: Path) -> None:
     original = {p: p.read_bytes() for p in sorted((ARCHITECTURES / name).rglob("*.py"))}
     assert run(name, "-o", str(tmp_path)).exit_code == 0

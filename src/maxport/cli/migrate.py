@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ def command(
     """
     from maxport.cli._paths import as_given
     from maxport.migrate import report
+    from maxport.migrate.proving import prove_all
     from maxport.migrate.run import migrate
     from maxport.migrate.target import open_target
     from maxport.migrate.typecheck import type_findings
@@ -67,7 +67,7 @@ def command(
     proving = proving or compiling
     if proving:
         body["types"] = type_findings(result.files, result.plan.name)
-        body["proof"] = _prove(result, place, compiling)
+        body["proof"] = prove_all(result, place, compiling=compiling)
     if page is not None:
         text = report.to_html(result, body.get("proof"), body.get("types"))
         _write_page(page, text)
@@ -82,6 +82,8 @@ def command(
         if proving:
             click.echo(_types(body["types"], verbose))
             click.echo(f"proof: {body['proof']['summary']}")
+            for name, summary in body["proof"].get("proofs", {}).items():
+                click.echo(f"  {name}: {summary}")
         if compiling:
             click.echo(f"compiled: {_compiled_summary(body['proof'].get('compiled'))}")
     if check or (proving and not _holds(body["proof"], compiling)):
@@ -98,6 +100,8 @@ def _holds(proof: dict[str, Any], compiling: bool) -> bool:
 def _compiled_summary(found: dict[str, Any] | None) -> str:
     if found is None:
         return "not run, since the graphs are not proven equal"
+    if "error" in found:
+        return f"error: {found['error']}"
     count = len(found["tokens"][0][0])
     verdict = "equal" if found["equal"] else "differs"
     return f"{verdict}; logits differ by {found['max_diff']:.2g}, {count} greedy tokens each"
@@ -123,26 +127,3 @@ def _types(findings: list[str] | None, verbose: bool) -> str:
 
 def _nothing(target: Any) -> str:
     return f"{target.name}: already ModuleV3, nothing to do"
-
-
-def _prove(result: Any, place: Path | None, compiling: bool) -> dict[str, Any]:
-    """Prove the written package, or a temporary copy of it."""
-    from maxport.migrate.prove import prove
-    from maxport.migrate.twins import make_twin, registered_names
-    from maxport.migrate.write import write_package
-
-    names = registered_names(result.plan.target)
-    if not names:
-        return {"verdict": "error", "summary": "error: registers no architecture to build"}
-    with tempfile.TemporaryDirectory(prefix="maxport-") as folder:
-        twin = make_twin(names[0], Path(folder) / "twin")
-        package = place
-        if package is None:
-            package = Path(folder) / result.plan.name
-            write_package(result.files, package)
-        body = prove(result.plan, package, names[0], twin).to_json()
-        if compiling and body["verdict"] == "equal":
-            from maxport.migrate.compiled import compile_and_compare
-
-            body["compiled"] = compile_and_compare(names[0], package, twin).to_json()
-        return body

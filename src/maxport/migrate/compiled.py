@@ -1,15 +1,22 @@
 """The last proof of a migration: both packages compiled by MAX and run on the device.
 
+    python -m maxport.migrate.compiled TARGET PACKAGE     reads [class name, twin] from stdin
+
 Both graphs go into one compile. They see the same weights and prompts; then each generates greedily
 from its own logits, so that a difference anywhere would lead the tokens apart.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from maxport.errors import MaxportError
 
 PROMPTS: Mapping[int, Sequence[int]] = {0: (3, 5, 7, 11, 13), 1: (2, 4)}
 
@@ -81,3 +88,37 @@ def compare_runners(first: Any, second: Any, *, steps: int = 8) -> CompiledProof
         batches = [{key: [tokens[key][side][-1]] for key in PROMPTS} for side in (0, 1)]
         together = together and batches[0] == batches[1]
     return CompiledProof(worst, largest, tuple((tuple(pair[0]), tuple(pair[1])) for pair in tokens))
+
+
+def main() -> int:
+    """Wait for a task on stdin, compile, run, print the report; see `proving`."""
+    target_path, package = sys.argv[1:3]
+    task = sys.stdin.read()
+    if not task:
+        return 1
+    class_name, twin = json.loads(task)
+    from contextlib import nullcontext
+
+    from maxport.engine import lanes
+    from maxport.migrate.kinds import Kinds
+    from maxport.migrate.prove import architecture_of
+    from maxport.migrate.target import open_target
+
+    target = open_target(target_path)
+    try:
+        with nullcontext() if target.installed else lanes.placed(target.package, target.folder):
+            architecture = architecture_of(Kinds(target.sources), target, class_name)
+            found = compile_and_compare(
+                class_name, Path(package), Path(twin), architecture=architecture
+            )
+    except MaxportError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(found.to_json()), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # MAX's teardown takes seconds and may hang

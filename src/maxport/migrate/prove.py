@@ -16,9 +16,11 @@ from typing import Any
 
 from maxport.engine import graphhash
 from maxport.errors import MaxportError
+from maxport.migrate.kinds import Kinds
 from maxport.migrate.parallel_proof import ParallelProof, prove_parallel
 from maxport.migrate.plan import Plan
 from maxport.migrate.registered import registrations
+from maxport.migrate.target import Target
 from maxport.migrate.twins import in_bfloat16, variants
 
 
@@ -106,7 +108,14 @@ def prove(plan: Plan, package: Path, class_name: str, twin: Path, *, device: str
     try:
         # A copy of an architecture is proven against itself, not against the installed one.
         with nullcontext() if target.installed else lanes.placed(target.package, target.folder):
-            case = _Case(plan, package, class_name, twin, device, _architecture(plan, class_name))
+            case = _Case(
+                plan,
+                package,
+                class_name,
+                twin,
+                device,
+                architecture_of(plan.kinds, target, class_name),
+            )
             _prove_root(proof, case)
             if proof.verdict == "equal" and not proof.package and (package / "arch.py").is_file():
                 _prove_package(proof, case)
@@ -138,12 +147,16 @@ class _Case:
     added: str = ""
 
 
-def _architecture(plan: Plan, class_name: str) -> Any:
-    """The V2 `SupportedArchitecture` that the target registers under a name."""
-    for found in registrations(plan.kinds, plan.target):
+def architecture_of(kinds: Kinds, target: Target, class_name: str) -> Any:
+    """The V2 `SupportedArchitecture` that the target registers under a name; imports MAX.
+
+    Raises:
+        MaxportError: it registers none of that name.
+    """
+    for found in registrations(kinds, target):
         if found.name == class_name:
             return getattr(importlib.import_module(found.module), found.variable)
-    raise MaxportError(f"registers no {class_name}", where=str(plan.target.path), code=1)
+    raise MaxportError(f"registers no {class_name}", where=str(target.path), code=1)
 
 
 def _prove_root(proof: Proof, case: _Case) -> None:
