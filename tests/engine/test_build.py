@@ -223,3 +223,24 @@ def test_a_model_without_a_longest_length_is_built_for_one(
     (port / "model_config.py").write_text(head + bound + "\n" + mark + tail)
     assert build_port(port, helium).max_length == UNBOUNDED_LENGTH
     assert build_port(port, helium, max_length=300).max_length == 300
+
+
+def test_casts_in_weight_adapters_are_done_without_a_device() -> None:
+    """MAX leaves them undone where GPUs are virtual; a router's weights were zero then."""
+    import torch
+    from max.dtype import DType
+    from max.graph.weights import WeightData
+
+    from maxport.engine.evaluator.dtypes import to_torch
+    from maxport.engine.staging import cast_weight
+
+    values = np.array([[1.0, -2.5, 1.00390625], [3e38, 0.0, 7.0]], np.float32)
+    weight = WeightData.from_numpy(values, "gate")
+    half = cast_weight(weight, DType.bfloat16)
+    assert (half.name, half.dtype, list(half.shape)) == ("gate", DType.bfloat16, [2, 3])
+    assert torch.equal(to_torch(half), torch.from_numpy(values).bfloat16())
+    back = cast_weight(half, DType.float32)
+    assert torch.equal(to_torch(back), torch.from_numpy(values).bfloat16().float())
+    assert cast_weight(weight, DType.float32) is weight
+    small = cast_weight(weight, DType.float8_e4m3fn)
+    assert to_torch(small).dtype == torch.float8_e4m3fn
