@@ -145,8 +145,10 @@ def table(rows: list[dict[str, Any]], used: dict[str, str]) -> str:
         "# MAX's own architectures against transformers",
         "",
         "Made by `make bench-native`: a twin checkpoint per class, the built graph evaluated on "
-        "torch, logits of a ragged prefill, chunks and decode steps compared. Where a cause is "
-        "named in MAX's source, `bench/native_confirm.py` patched that line and judged again.",
+        "torch, logits of a ragged prefill, chunks and decode steps compared. GPUs are simulated, "
+        "and bfloat16 and float8 values are carried as float32, on the same rounded weights as the "
+        "reference: what differs is the formula. Where a cause is named in MAX's source, "
+        "`bench/native_confirm.py` patched that line and judged again.",
         "",
         ", ".join(f"{name} {version}" for name, version in used.items()) + ".",
         "",
