@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 import time
 import warnings
@@ -136,7 +137,9 @@ def judge(
             seconds["twin"] = round(time.perf_counter() - begun, 1)
             found = compare(name, lane, device, encoding, folder, seconds)
     except NotJudged as error:
-        return {**row, "verdict": error.verdict, "why": error.why}
+        # MAX's messages name files by where they are installed.
+        why = re.sub(r"[^\s']*/site-packages/", "", error.why)
+        return {**row, "verdict": error.verdict, "why": why}
     except Exception as error:  # a fault of ours; the sweep goes on
         return {**row, "verdict": "error", "why": f"{type(error).__name__}: {error}"[:600]}
     finally:
