@@ -17,7 +17,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 860px
 h1 { font-size: 1.3rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; margin: .6rem 0; }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #e5e7eb; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .equal { color: #047857; } .differs, .cannot-load { color: #b91c1c; font-weight: 600; }
 .verdict { font-size: 1.2rem; } .quiet { color: #6b7280; font-size: .9rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: #6b7280; }
@@ -50,7 +50,7 @@ def _conditions(report: Report) -> str:
     how = "graph evaluated on torch" if report.engine == "evaluate" else "graph compiled by MAX"
     return (
         f"Judged on {weights}, {report.encoding}, {how}, {report.device}. "
-        f"Tier {report.tier}: {report.proves}."
+        f"Tier {report.tier} shows, where it agrees: {report.proves}."
     )
 
 

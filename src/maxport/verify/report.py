@@ -113,7 +113,7 @@ class Report:
         kind = "the checkpoint's weights" if self.weights == "checkpoint" else "a random twin"
         console.print(
             f"judged on {kind}, {self.encoding}, engine {self.engine}, {self.device}; "
-            f"tier {self.tier}: {self.proves}",
+            f"tier {self.tier} shows, where it agrees: {self.proves}",
             highlight=False,
         )
         for note in self.notes:
@@ -130,8 +130,10 @@ class Report:
 def _cells(row: Row) -> list[str]:
     mark = {"equal": "[green]equal[/green]", "differs": "[red]differs[/red]"}
     if row.max_diff is None or row.tolerance is None:
-        count = str(row.positions) if row.positions else ""
-        return [row.name, count, "", "", "", mark.get(row.verdict, row.verdict)]
+        count, same = "", ""
+        if row.positions:
+            count, same = str(row.positions), f"{row.same_token}/{row.positions}"
+        return [row.name, count, "", "", same, mark.get(row.verdict, row.verdict)]
     return [
         row.name,
         str(row.positions),
