@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stamp import stamp
+
 from maxport.emit.portdoc import table
 from maxport.verify.reference import versions
 
@@ -142,7 +144,7 @@ def main() -> None:
         "rows": rows,
     }
     (RESULTS / "command_times.json").write_text(json.dumps(body, indent=2) + "\n")
-    text = f"# Command times\n\nMedian seconds; {body['machine']}.\n\n"
+    text = f"# Command times\n\n{stamp(body)} Median seconds.\n\n"
     text += table(["name", "seconds", "cpu seconds", "allowed", "verdict"], rows) + "\n"
     (RESULTS / "command_times.md").write_text(text)
     print(text)

@@ -37,6 +37,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stamp import stamp
+
 RESULTS = Path(__file__).parent / "results"
 OUT = RESULTS / "donors.json"
 #: Seconds one model may take; scans unrolled over time have thousands of operations.
@@ -339,13 +341,14 @@ def write(rows: list[dict[str, Any]]) -> None:
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    for path, text in ((OUT, json.dumps(body, indent=1)), (OUT.with_suffix(".md"), table(rows))):
+    for path, text in ((OUT, json.dumps(body, indent=1)), (OUT.with_suffix(".md"), table(body))):
         temp = path.with_suffix(".tmp")
         temp.write_text(text + "\n")
         temp.replace(path)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(body: dict[str, Any]) -> str:
+    rows = body["rows"]
     judged = [r for r in rows if r["verdict"] in ("equal", "differs")]
     first = sum(r["verdict"] == "equal" for r in judged)
     three = sum(r["known_rank"] <= 3 for r in judged)
@@ -353,6 +356,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     held = [r for r in own if r["held_out"].get("known_rank")]
     lines = [
         "# Donors",
+        "",
+        stamp(body),
         "",
         f"{len(rows)} causal LMs of transformers, {len(judged)} with a known donor in MAX: the "
         f"measured ranking puts it first for {first}, among the first three classes for {three}.",

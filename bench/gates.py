@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from families import DENSE
+from stamp import stamp
 
 RESULTS = Path(__file__).parent / "results"
 OUT = RESULTS / "gates.json"
@@ -70,10 +71,6 @@ def _class(name: str) -> str:
     return causal_lm_classes()[name]
 
 
-def _machine() -> str:
-    return f"{os.cpu_count()} cores {platform.machine()}"
-
-
 def main() -> None:
     """Run what is missing, or what is named; exit code 1 where a correct port is not passed."""
     from maxport.verify.reference import versions
@@ -87,22 +84,21 @@ def main() -> None:
             "bench": "gates",
             "made": datetime.date.today().isoformat(),
             "versions": versions(),
-            "machine": _machine(),
+            "machine": f"{os.cpu_count()} cores {platform.machine()}",
             "rows": [rows[name] for name in DENSE if name in rows],
         }
         OUT.write_text(json.dumps(body, indent=1) + "\n")
-        OUT.with_suffix(".md").write_text(page(body["rows"]))
+        OUT.with_suffix(".md").write_text(page(body))
     sys.exit(0 if all(r["verdict"] == "pass" for r in rows.values()) else 1)
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def page(body: dict[str, Any]) -> str:
     """The table."""
     from maxport.emit.portdoc import table
-    from maxport.verify.reference import versions
 
+    rows = body["rows"]
     passed = sum(r["verdict"] == "pass" for r in rows)
-    used = ", ".join(f"{name} {version}" for name, version in versions().items())
-    head = f"# Gates on correct ports\n\nMade by `python bench/gates.py`; {used}; {_machine()}. "
+    head = f"# Gates on correct ports\n\n{stamp(body)} "
     head += f"{passed} of {len(rows)} emitted ports pass every gate.\n\n"
     return head + table(["name", "class", "verdict", "gates", "why"], rows) + "\n"
 

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stamp import stamp
+
 from maxport.verify.reference import versions
 
 ROOT = Path(__file__).parent.parent
@@ -212,6 +214,8 @@ def save(found: dict[str, dict[str, Any]]) -> None:
     caught = sum(right(row) for row in planted)
     lines = [
         "# Single faults planted in right ports",
+        "",
+        stamp(body),
         "",
         f"{caught} of {len(planted)} refused; "
         f"{sum(right(r) for r in ordered if r['expected'] == 'equal')} ports without a fault pass.",

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from stamp import stamp
 
 from maxport.emit.portdoc import table
 from maxport.errors import MaxportError
@@ -226,7 +227,7 @@ def write(rows: list[dict[str, Any]], model: Path, port: Path) -> None:
     }
     path.write_text(json.dumps(body, indent=2) + "\n")
     columns = ["name", "verdict", "faults", "max_diff", "tolerance", "why"]
-    title = f"# Serving {model.name} with {port.name}\n\n"
+    title = f"# Serving {model.name} with {port.name}\n\n{stamp(body)}\n\n"
     (RESULTS / "serving.md").write_text(title + table(columns, rows) + "\n")
 
 

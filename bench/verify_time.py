@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stamp import stamp
+
 from maxport.verify.reference import versions
 
 ROOT = Path(__file__).parent.parent
@@ -99,7 +101,7 @@ def save(rows: dict[str, dict[str, Any]]) -> None:
     lines = [
         "# How long a verdict takes",
         "",
-        "Made by `python bench/verify_time.py` on one thread: the whole command, imports included.",
+        f"{stamp(body)} The whole command on one thread, imports included.",
         "",
         "| model | verdict | positions compared | wall s | cpu s | limit s | phases, s |",
         "|---|---|---|---|---|---|---|",
