@@ -196,6 +196,22 @@ def devices_of(kinds: Kinds, module: str, name: str) -> str:
     return ""
 
 
+def declared(kinds: Kinds, module: str, name: str, attribute: str) -> bool:
+    """Whether a base class of `name` declares an attribute."""
+    queue, seen = [Definition(module, name)], set[Definition]()
+    while queue:
+        at = queue.pop(0)
+        source, node = _class(kinds, at)
+        if at in seen or source is None or node is None:
+            continue
+        seen.add(at)
+        for item in node.body if at.name != name else ():
+            if isinstance(item, ast.AnnAssign) and dotted_name(item.target) == attribute:
+                return True
+        queue += bases_of(kinds.sources, source, node)
+    return False
+
+
 HELPERS_TEXT = '''"""Tensor parallelism: weights placed on a mesh of devices, layers split."""
 
 from __future__ import annotations
@@ -284,8 +300,8 @@ def placement_of(strategy: ShardingStrategy) -> Placement | None:
     return None
 
 
-def strategy_of(layer: Module[..., Any], name: str) -> ShardingStrategy | None:
-    """How the weight `name` of a layer is split; None before `place` was called for it."""
+def strategy_of(layer: Module[..., Any], name: str) -> Any:
+    """The ShardingStrategy of a layer's weight `name`; None before `place` was called for it."""
     return vars(layer).get("weight_strategies", {}).get(name)
 
 

@@ -44,10 +44,15 @@ class Surface(Codemod):
         if not layer or self.stack:
             return updated_node
         bases = []
+        # A protocol asks for what layers on several devices keep.
+        asks = self.work.plan.parallel and any(
+            dotted(arg.value) == "Protocol" for arg in updated_node.bases
+        )
         for arg in updated_node.bases:
             name = dotted(arg.value)
             found = self.work.resolve(name) if name else None
-            if found is not None and found.name in ("Shardable", "ShardableCallable"):
+            shardable = found is not None and found.name in ("Shardable", "ShardableCallable")
+            if shardable and not asks:
                 self.note(original_node, "review", f"{name} dropped: V3 shards by placement")
             elif found is not None and self.work.kind(found) == "root":
                 bases.append(arg.with_changes(value=self._module(original_node, updated_node)))
