@@ -383,7 +383,8 @@ def test_entry(tmp_path: Path) -> None:
     assert body.index("tokens: Tensor") < body.index("return_n_logits: Tensor")
     assert body.index("return_n_logits: Tensor") < body.index("input_row_offsets: Tensor")
     assert "iter(value._graph_value for value in kv_inputs)" in body
-    assert "named_outputs(self.run(tokens, kv, return_n_logits))" in body
+    assert "        outputs = self.run(tokens, kv, return_n_logits)\n" in body
+    assert "        return named_outputs(outputs)\n" in body
     assert "def run(self, tokens, kv, n):" in body
     assert "def trace" not in body
     assert "input_types" not in body
@@ -488,3 +489,21 @@ def test_subgraphs(tmp_path: Path) -> None:
     assert f"        results = tree.leaves({call}, leaf=Tensor)\n" in work.text
     assert "def subgraph_arguments(values: Sequence[Any]) -> Any:" in work.text
     assert [c.level for c in work.changes] == ["safe", "safe"]
+
+
+def test_a_dtype_of_its_own_is_kept_or_told(tmp_path: Path) -> None:
+    text = HEAD + (
+        "class Block(Module):\n"
+        "    def __init__(self, config, embedding_dtype):\n"
+        "        self.embed = Embedding(8, 4, embedding_dtype, config.device)\n"
+        "        self.more = [Embedding(8, 4, embedding_dtype, config.device)]\n"
+        "        self.plain = Embedding(8, 4, config.dtype, config.device)\n"
+    )
+    work = run(Constructors, text, tmp_path, {"max.nn.embedding.Embedding"})
+    block = (
+        "        with default_dtype(embedding_dtype):\n            self.embed = Embedding(8, dim=4)"
+    )
+    assert block in work.text
+    assert work.text.count("with default_dtype") == 1
+    told = [c.what for c in work.changes if c.level == "review"]
+    assert told == ["Embedding's dtype embedding_dtype is the default's in V3"]

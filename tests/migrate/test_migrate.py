@@ -171,9 +171,20 @@ def test_circular_imports_of_v2_layers_still_migrate(tmp_path: Path) -> None:
 
 
 def test_an_html_report_that_cannot_be_written(tmp_path: Path) -> None:
-    result = run("mpnet", "--check", "--html", str(tmp_path / "none" / "page.html"))
+    for page in (tmp_path / "none" / "page.html", tmp_path):
+        result = run("mpnet", "-o", str(tmp_path / "out"), "--html", str(page))
+        assert isinstance(result.exception, MaxportError)
+        assert "cannot write the HTML report" in str(result.exception)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_packages_place_stays(tmp_path: Path) -> None:
+    place = tmp_path / "mpnet_modulev3"
+    place.write_text("mine")
+    result = run("mpnet", "-o", str(tmp_path), "--force")
     assert isinstance(result.exception, MaxportError)
-    assert "cannot write the HTML report" in str(result.exception)
+    assert "no folder" in str(result.exception)
+    assert place.read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def command(
     place = None
     if not check:
         place = destination(base, f"{target.name}_modulev3", output, force=force)
+    if page is not None:
+        _check_page(page)
     result = migrate(target)
     if result is None:
         click.echo(
@@ -75,6 +78,8 @@ def command(
         click.echo(json.dumps(body, indent=2))
     else:
         click.echo(report.to_text(result, show_diff=show_diff, verbose=verbose))
+        if check:
+            click.echo("nothing written, since --check was given")
         if place is not None:
             given = None if target.installed else Path(path)
             original, written = as_given(target.path, given), as_given(place, output or given)
@@ -105,6 +110,20 @@ def _compiled_summary(found: dict[str, Any] | None) -> str:
     count = len(found["tokens"][0][0])
     verdict = "equal" if found["equal"] else "differs"
     return f"{verdict}; logits differ by {found['max_diff']:.2g}, {count} greedy tokens each"
+
+
+def _check_page(page: Path) -> None:
+    """Refuse a place for the HTML report before anything is written."""
+    from maxport.errors import MaxportError
+
+    folder = page.parent
+    if page.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        reason = "it is a folder" if page.is_dir() else f"no writable folder {folder}"
+        raise MaxportError(
+            f"cannot write the HTML report: {reason}",
+            where=str(page),
+            fix="give a file in a folder that exists",
+        )
 
 
 def _write_page(page: Path, text: str) -> None:

@@ -29,6 +29,12 @@ def destination(original: Path, name: str, out: Path | None, *, force: bool) -> 
             where=str(target),
             fix="choose another folder with -o, or pass --force to replace it",
         )
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise MaxportError(
+            "something that is no folder stands where the V3 package goes",
+            where=str(target),
+            fix="move it away, or choose another folder with -o",
+        )
     nearest = parent
     while not nearest.exists():
         nearest = nearest.parent

@@ -50,8 +50,12 @@ class Constructors(Codemod):
         if encoding is not None and code_of(encoding.value) != "None":
             self.note(original_node, "review", f"{name} holds no GGUF-encoded weights in V3")
         dtype = named.get("dtype")
-        if dtype is not None and dotted(dtype.value).startswith("DType."):
-            self.fixed = dotted(dtype.value)
+        if dtype is not None and not _ambient(dtype.value):
+            if self.whole is original_node:
+                self.fixed = code_of(dtype.value)
+            else:
+                what = f"{name}'s dtype {code_of(dtype.value)} is the default's in V3"
+                self.note(original_node, "review", what)
         return updated_node.with_changes(
             func=cst.Name(option.name), args=relaid(args, updated_node.args)
         )
@@ -61,6 +65,11 @@ class Constructors(Codemod):
         return key not in api.AMBIENT and key not in option.requires
 
     fixed: str = ""
+    whole: cst.BaseExpression | None = None
+
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
+        """Note the call that is all of an assignment: it can be built under a dtype of its own."""
+        self.whole = getattr(node.body[0], "value", None)
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
@@ -75,3 +84,8 @@ class Constructors(Codemod):
         assert isinstance(header, cst.With)
         block = cst.IndentedBlock([updated_node.with_changes(leading_lines=())])
         return header.with_changes(body=block, leading_lines=updated_node.leading_lines)
+
+
+def _ambient(value: cst.BaseExpression) -> bool:
+    """True for `dtype` and `config.dtype`: the model's own, which V3 has as the default."""
+    return dotted(value).rpartition(".")[2] == "dtype"

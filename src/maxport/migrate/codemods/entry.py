@@ -169,11 +169,16 @@ class _Body(cst.CSTTransformer):  # type: ignore[misc]
             return updated_node.value
         return updated_node
 
-    def leave_Return(self, original_node: cst.Return, updated_node: cst.Return) -> cst.Return:
-        if updated_node.value is None:
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
+        """`return x` -> `outputs = x; return named_outputs(outputs)`."""
+        statement = updated_node.body[0]
+        if not (isinstance(statement, cst.Return) and statement.value is not None):
             return updated_node
-        value = cst.Call(cst.Name("named_outputs"), [cst.Arg(updated_node.value)])
-        return updated_node.with_changes(value=value)
+        target = cst.AssignTarget(cst.Name("outputs"))
+        kept = updated_node.with_changes(body=[cst.Assign([target], statement.value)])
+        return cst.FlattenSentinel([kept, *parse_statements("return named_outputs(outputs)\n")])
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign:
         """Signal buffers synchronise several devices; on one there are none to take."""
