@@ -171,7 +171,9 @@ def table(rows: list[dict[str, Any]], used: dict[str, str]) -> str:
 FOUND = {
     "LagunaForCausalLM v2": "MAX's class is Laguna-M.1's, with a gate per channel "
     "(laguna/layers/attention.py); transformers' LagunaForCausalLM has one per head",
-    "DiffusionGemmaForBlockDiffusion v2": "transformers has the class, but neither has "
+    "Qwen3ForCausalLM v3": "qwen3_embedding_modulev3/model.py reads rope_theta, which transformers "
+    "moves to rope_parameters, also where config.json has it as published",
+    "DiffusionGemmaForBlockDiffusion v2": "transformers has the class, but there are no "
     "next-token logits: MAX's encoder graph only fills the cache, and its decoder graph returns "
     "statistics of a step on a canvas of noise (diffusion_gemma/diffusion_gemma.py)",
     "Gemma4AssistantForCausalLM v2": "transformers has the class, but it takes another model's "

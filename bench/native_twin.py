@@ -202,6 +202,9 @@ def make_twin(
     cls = getattr(transformers, name, None)
     if cls is None or getattr(cls, "config_class", None) is None:
         raise NotJudged("no-reference", f"transformers {transformers.__version__} has no {name}")
+    if not generates(cls) and not name.endswith(("Model", "MaskedLM")):
+        why = f"no twin of {name}: neither a language model nor an encoder"
+        raise NotJudged("no-reference", why)
     quantized = encoding == "float8_e4m3fn"
     dtype = torch.bfloat16 if quantized else getattr(torch, encoding)
     try:
