@@ -8,6 +8,7 @@ give the same outputs. V2 on two devices is the reference.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,12 @@ class ParallelProof:
 
 
 def prove_parallel(
-    class_name: str, package: Path, twin: Path, *, architecture: Any = None
+    class_name: str,
+    package: Path,
+    twin: Path,
+    *,
+    architecture: Any = None,
+    modes: Sequence[str] = tuple(_MODES),
 ) -> ParallelProof:
     """Build both generations on two devices from the twin and compare; imports MAX.
 
@@ -69,11 +75,12 @@ def prove_parallel(
         package: Folder of the migrated package.
         twin: Tiny checkpoint of that class.
         architecture: V2's registration, where MAX would not find it by name.
+        modes: `last`, `variable`, `all`, or some of them.
     """
     proof = ParallelProof()
     start = time.perf_counter()
     try:
-        _prove(proof, class_name, package, twin, architecture)
+        _prove(proof, class_name, package, twin, architecture, modes)
     except MaxportError as error:
         proof.why = error.what[:300]
     except Exception as error:
@@ -83,13 +90,18 @@ def prove_parallel(
 
 
 def _prove(
-    proof: ParallelProof, class_name: str, package: Path, twin: Path, architecture: Any
+    proof: ParallelProof,
+    class_name: str,
+    package: Path,
+    twin: Path,
+    architecture: Any,
+    modes: Sequence[str],
 ) -> None:
     from maxport.engine.build import build_native, build_port
 
-    for mode, name in _MODES.items():
+    for mode in modes:
         same: dict[str, Any] = {"return_logits": mode, "device": "gpu", "devices": DEVICES}
-        same |= {"max_length": 128, "encoding": proof.encoding, "check_kernels": mode == "last"}
+        same |= {"max_length": 128, "encoding": proof.encoding, "check_kernels": mode == modes[0]}
         try:
             old = build_native(class_name, twin, lane="v2", architecture=architecture, **same)
         except MaxportError as error:
@@ -105,9 +117,9 @@ def _prove(
                 proof.verdict, proof.why = "cannot-load", error.what[:300]
                 return
         new = build_port(package, twin, **same)
-        if not _equal(proof, old, new, name):
+        if not _equal(proof, old, new, _MODES[mode]):
             return
-        proof.modes.append(name)
+        proof.modes.append(_MODES[mode])
     proof.verdict = "equal"
 
 
