@@ -219,7 +219,7 @@ def gpt_oss_truncate(lane: str) -> Patch:
 
 
 def olmo3_rope(config: Config) -> Iterator[Any]:
-    """One yarn rope for all layers, as transformers 5.12.1 has it."""
+    """One yarn rope for all layers, as transformers 5.12.1 has it, and its factor for mscale."""
     source = module("olmo3.olmo3")
     yarn, built = source.YarnRotaryEmbedding, []
 
@@ -229,6 +229,8 @@ def olmo3_rope(config: Config) -> Iterator[Any]:
 
     yield mock.patch.object(source, "YarnRotaryEmbedding", keep)
     yield mock.patch.object(source, "RotaryEmbedding", lambda *args, **kwargs: built[-1])
+    # mscale and mscale_all_dim are equal, which makes transformers' attention factor 1.
+    yield mock.patch.object(yarn, "_yarn_get_mscale", lambda *args: 1.0)
 
 
 def nothing(config: Config) -> Iterator[Any]:
@@ -336,7 +338,9 @@ CAUSES: dict[str, Cause] = {
         deepseek_v4_rounding,
     ),
     "Olmo3ForCausalLM v2": Cause(
-        "olmo3.py rotates sliding layers without yarn, transformers all layers with it", olmo3_rope
+        "olmo3.py rotates sliding layers without yarn, transformers all layers with it, and "
+        "MAX's yarn multiplies by 0.1 ln(factor) + 1 whatever mscale and mscale_all_dim say",
+        olmo3_rope,
     ),
     "DeepseekV2ForCausalLM v2": Cause(
         "MAX multiplies the scores by yarn's mscale squared, transformers does not, and "
