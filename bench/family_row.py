@@ -46,14 +46,14 @@ class Family:
     model: Any = None
 
 
-def make(name: str, folder: Path, *, window: int | None) -> Family:
-    """Port `name` and save a twin of the judged size."""
+def make(name: str, folder: Path, *, window: int | None, config: Any = None) -> Family:
+    """Port `name`, by its class's own configuration or `config`, and save the judged twin."""
     from maxport.emit.write import write_port
     from maxport.trace.port import make_port
     from maxport.twin import default_config, save_twin, twin_config, twin_model
 
     slug = "port_" + re.sub(r"\W", "_", name)
-    config = default_config(name)
+    config = config or default_config(name)
     start = time.monotonic()
     port = make_port(config, slug=slug)
     traced = time.monotonic()

@@ -380,3 +380,14 @@ def test_any_checkpoint_config_shrinks_to_distinct_sizes(
         assert getattr(a, name) < 260
     assert a.num_attention_heads % a.num_key_value_heads == 0
     assert (a.num_key_value_heads == 1) == (config.num_key_value_heads == 1)
+
+
+def test_a_twin_is_published_with_the_configuration_it_was_made_from(tmp_path: Path) -> None:
+    # Falcon's model writes num_ln_in_parallel_attn into its configuration when it is built.
+    config = twin_config(transformers.FalconConfig(new_decoder_architecture=True, num_kv_heads=1))
+    folder = save_twin(config, tmp_path / "falcon")
+    assert config.num_ln_in_parallel_attn is None
+    written = json.loads((folder / "config.json").read_text())
+    assert written["num_ln_in_parallel_attn"] is None
+    assert written["architectures"] == ["FalconForCausalLM"]
+    assert written["dtype"] == "float32"

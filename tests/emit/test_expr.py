@@ -61,3 +61,14 @@ def test_products_hold_at_a_third_size(a: str, b: str) -> None:
     text = f"{a} * {b}"
     found = Lifter(FIELDS).lift(tuple(int(value(text, s)) for s in range(2)), "here")
     assert value(str(found), 2) == value(text, 2)
+
+
+def test_matches_gives_further_expressions_for_ambiguous_numbers() -> None:
+    fields = [
+        FieldSource("heads", "hf.heads", (6, 8, 12), "int"),
+        FieldSource("groups", "hf.groups", (2, 4, 3), "int"),
+        FieldSource("other", "hf.other", (5, 4, 5), "int"),
+    ]
+    texts = [e.text for e in Lifter(fields).matches((5, 4))]
+    assert texts[0] == "config.other"
+    assert "config.heads // config.groups + 2" in texts

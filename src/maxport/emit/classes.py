@@ -281,14 +281,19 @@ def group_classes(root: Instance, fields: Sequence[FieldSource]) -> ClassMap:
 
 
 def _owned_params(root: Instance) -> dict[str, list[str]]:
-    """Names of the weights that lie in each module itself, wherever they are used."""
-    owned: dict[str, list[str]] = {}
+    """Names of the weights that lie in each module itself, wherever they are used.
+
+    With their shapes where the port makes them itself: a norm over the heads of queries is no norm
+    over the fewer heads of keys. MAX's own layers take their sizes as arguments.
+    """
+    leaves = {i.path for i in all_instances(root) if i.leaf is not None}
+    owned: dict[str, set[str]] = {}
     for node in root.nodes():
         for value in walk_values([node.args, node.attrs]):
             if isinstance(value, Param):
                 path, _, name = value.fqn.rpartition(".")
-                if name not in owned.setdefault(path, []):
-                    owned[path].append(name)
+                shape = "" if path in leaves else value.shape
+                owned.setdefault(path, set()).add(f"{name} {shape}")
     return {path: sorted(names) for path, names in owned.items()}
 
 

@@ -91,7 +91,7 @@ class Lifter:
         if all(_close(v, values[0], 1e-12) for v in values):
             return values[0]
         if values not in self.found:
-            expr = self._known(values) or self._search(values)
+            expr = self._known(values) or next(self.matches(values), None)
             if expr is None:
                 raise MaxportError(
                     f"the number {values[0]} (in other sizes {', '.join(map(str, values[1:]))}) "
@@ -109,20 +109,16 @@ class Lifter:
                 return expr
         return None
 
-    def _search(self, values: tuple[Number, ...]) -> Expr | None:
+    def matches(self, values: tuple[Number, ...]) -> Iterator[Expr]:
+        """Every expression that gives these values, the simplest first."""
         whole = all(isinstance(v, int) for v in values)
         # A share of a size is a rotary width: even. Smaller numbers would fit many shares.
         self.shares = whole and all(v >= 4 and v % 2 == 0 for v in values)
         candidates = self._int_candidates() if whole else self._float_candidates()
-        best: Expr | None = None
         for tolerance in (EXACT,) if whole else (EXACT, ROUNDED):
             for expr in candidates():
                 if all(_close(a, b, tolerance) for a, b in zip(expr.values, values, strict=False)):
-                    best = expr
-                    break
-            if best is not None:
-                break
-        return best
+                    yield expr
 
     # candidates, the simplest first
 

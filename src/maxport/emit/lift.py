@@ -91,9 +91,20 @@ def lift(
             fix="report the model",
         )
     zipper = _Zip(Lifter(fields), shapes)
-    nodes: list[Node] = []
     for param in _params(graphs):
         zipper.values(param)
+    nodes = _laid(graphs, zipper)
+    tried: set[str] = set()
+    while _better(nodes, len(graphs), zipper.lifter, tried):
+        nodes = _laid(graphs, zipper)
+    _tie_depth(nodes, zipper.lifter)
+    graph = Graph(nodes, graphs[0].output, graphs[0].traced)
+    return Lifted(graph, list(fields), zipper.lifter)
+
+
+def _laid(graphs: Sequence[Graph], zipper: _Zip) -> list[Node]:
+    """The nodes of all graphs as one list, its numbers lifted."""
+    nodes: list[Node] = []
     for group in zip(*(g.nodes for g in graphs), strict=True):
         first = group[0]
         zipper.where = f"{first.scope or 'the model itself'}, {first.line}"
@@ -111,9 +122,34 @@ def lift(
                 shape=zipper.values(tuple(n.shape for n in group)),
             )
         )
-    _tie_depth(nodes, zipper.lifter)
-    graph = Graph(nodes, graphs[0].output, graphs[0].traced)
-    return Lifted(graph, list(fields), zipper.lifter)
+    return nodes
+
+
+def _better(nodes: Sequence[Node], traced: int, lifter: Lifter, tried: set[str]) -> bool:
+    """Exchange one size's expression that only fits the traced twins; False if there is none.
+
+    A reshape shows it: its two sides agree at the traced twins and not at a confirming one.
+    Expressions in `tried` are not taken again.
+    """
+    shapes = {n.name: n.shape for n in nodes}
+    for node in nodes:
+        value = node.args[0] if node.op == "reshape" else None
+        source = shapes.get(value.name) if isinstance(value, Ref) else None
+        if not isinstance(source, tuple) or not isinstance(node.shape, tuple):
+            continue
+        if _rows(source) == _rows(node.shape):
+            continue
+        for axis, size in enumerate(node.shape):
+            if not isinstance(size, Expr):
+                continue
+            known = size.values[:traced]
+            tried.add(size.text)
+            for other in lifter.matches(known):
+                changed = (*node.shape[:axis], other, *node.shape[axis + 1 :])
+                if other.text not in tried and _rows(source) == _rows(changed):
+                    lifter.found[known] = other
+                    return True
+    return False
 
 
 def _tie_depth(nodes: Sequence[Node], lifter: Lifter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from maxport.errors import MaxportError
@@ -113,7 +114,8 @@ def twin_model(
     import torch
 
     cls = causal_lm_class(config)
-    config = _own_config(cls, config)
+    # Some models write into their configuration (Falcon); the caller's stays as it is.
+    config = copy.deepcopy(own_config(cls, config))
     kwargs: dict[str, Any] = {"dtype": dtype or torch.float32}
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
@@ -129,7 +131,7 @@ def twin_model(
     return model
 
 
-def _own_config(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig:
+def own_config(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig:
     """A multimodal config's text part, where the class takes only that."""
     wanted = cls.config_class
     if wanted is not None and not isinstance(config, wanted):

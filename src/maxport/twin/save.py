@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maxport.errors import MaxportError
-from maxport.twin.model import twin_model
+from maxport.twin.model import own_config, twin_model
 
 if TYPE_CHECKING:
     import torch
@@ -46,12 +47,11 @@ def save_twin(
             "the twin's folder is not empty", where=str(folder), fix="choose another folder"
         )
     model = twin_model(config, seed=seed, dtype=dtype or torch.float32)
-    if not model.config.architectures:
-        model.config.architectures = [type(model).__name__]
     folder.parent.mkdir(parents=True, exist_ok=True)
     temp = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         model.save_pretrained(temp)
+        _published(model, config).save_pretrained(temp)
         _copy_code(config, temp)
         _check(model, temp)
         if folder.exists():
@@ -61,6 +61,14 @@ def save_twin(
     finally:
         shutil.rmtree(temp, ignore_errors=True)
     return folder
+
+
+def _published(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedConfig:
+    """What config.json of such a checkpoint says: not what the model wrote into it when built."""
+    own = copy.deepcopy(own_config(type(model), config))
+    own.architectures = own.architectures or [type(model).__name__]
+    own.dtype = model.dtype
+    return own
 
 
 def _copy_code(config: PreTrainedConfig, folder: Path) -> None:
