@@ -507,3 +507,15 @@ def test_a_dtype_of_its_own_is_kept_or_told(tmp_path: Path) -> None:
     assert work.text.count("with default_dtype") == 1
     told = [c.what for c in work.changes if c.level == "review"]
     assert told == ["Embedding's dtype embedding_dtype is the default's in V3"]
+
+
+def test_surface_unwraps_a_copied_list_of_shards(tmp_path: Path) -> None:
+    text = HEAD + (
+        "class Block(Module):\n"
+        "    def __init__(self, mlp, devices):\n"
+        "        self.mlp_shards: list[Module] = list(mlp.shard(devices))\n"
+        "        shards = list(mlp.shard(devices))\n"
+    )
+    work = run(Surface, text, tmp_path)
+    assert "self.mlp_shards: list[Module] = mlp.shard(devices)\n" in work.text
+    assert "shards = list(mlp.shard(devices))\n" in work.text

@@ -25,6 +25,7 @@ class Surface(Codemod):
         super().__init__(work)
         self.stack: list[bool] = []
         self.depth_annotation = 0
+        self.copies: list[cst.BaseExpression] = []
 
     # --- classes -----------------------------------------------------------------------------
 
@@ -140,6 +141,21 @@ class Surface(Codemod):
             return updated_node.with_changes(target=cst.Name("device_ref"))
         return updated_node
 
+    def visit_Assign(self, node: cst.Assign) -> None:
+        """Note a list of per-device copies that is copied where it is kept."""
+        self._note_copy(node.targets[0].target, node.value)
+
+    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
+        """The same with a type."""
+        self._note_copy(node.target, node.value)
+
+    def _note_copy(self, target: cst.CSTNode, value: cst.BaseExpression | None) -> None:
+        shard = m.Call(func=m.Attribute(attr=m.Name("shard")))
+        if m.matches(target, m.Attribute(value=m.Name("self"))) and m.matches(
+            value, m.Call(func=m.Name("list"), args=[m.Arg(shard)])
+        ):
+            self.copies.append(value)  # type: ignore[arg-type]
+
     # --- annotations -------------------------------------------------------------------------
 
     def leave_Annotation(
@@ -151,8 +167,11 @@ class Surface(Codemod):
             self.note(original_node, "safe", f"{code_of(original_node.annotation)} becomes Tensor")
         return changed  # type: ignore[return-value]
 
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
-        """`isinstance(x, TensorValue)` asks for a Tensor now."""
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """`isinstance(x, TensorValue)` asks for a Tensor now; `list(x.shard(d))` is one already."""
+        if any(original_node is copied for copied in self.copies):
+            self.note(original_node, "safe", "shard's result is a list")
+            return updated_node.args[0].value
         if m.matches(original_node.func, m.Name("isinstance")) and len(updated_node.args) == 2:
             second = updated_node.args[1].visit(_ToTensor(self.work))
             return updated_node.with_changes(args=[updated_node.args[0], second])
