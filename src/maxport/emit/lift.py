@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,12 +85,7 @@ def lift(
     Raises:
         MaxportError: The structures differ, or a number cannot be tied to the configuration.
     """
-    lengths = {len(g.nodes) for g in graphs}
-    if len(lengths) != 1:
-        raise MaxportError(
-            f"the model's structure depends on its size: {sorted(lengths)} operations",
-            fix="report the model",
-        )
+    _check_lengths(graphs)
     zipper = _Zip(Lifter(fields), shapes)
     for param in _params(graphs):
         zipper.values(param)
@@ -100,6 +96,21 @@ def lift(
     _tie_depth(nodes, zipper.lifter)
     graph = Graph(nodes, graphs[0].output, graphs[0].traced)
     return Lifted(graph, list(fields), zipper.lifter)
+
+
+def _check_lengths(graphs: Sequence[Graph]) -> None:
+    """Raises where a module has more operations in one twin than in another."""
+    counts = [len(g.nodes) for g in graphs]
+    if len(set(counts)) == 1:
+        return
+    steps = ([(n.scope, n.op) for n in g.nodes] for g in graphs)
+    same = itertools.takewhile(lambda group: len(set(group)) == 1, zip(*steps, strict=False))
+    node = graphs[0].nodes[min(sum(1 for _ in same), counts[0] - 1)]
+    raise MaxportError(
+        f"the model's structure depends on its size: {', '.join(map(str, counts))} operations",
+        where=f"{node.scope or 'the model itself'}, {node.line}",
+        fix="port this module by hand: it repeats operations as often as a size says",
+    )
 
 
 def _laid(graphs: Sequence[Graph], zipper: _Zip) -> list[Node]:
