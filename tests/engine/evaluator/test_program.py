@@ -186,6 +186,20 @@ def test_widened_run_has_no_bfloat16_rounding(cpu, rand):
     assert (rounded - want).abs().max() > 1e-3
 
 
+def test_float8_may_be_carried_without_its_rounding(cpu, rand):
+    kinds = [TensorType(F32, [3], cpu), TensorType(DType.float8_e4m3fn, [3], cpu)]
+    with Graph("g", input_types=kinds) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        graph.output(ops.cast(ops.cast(x, DType.float8_e4m3fn), F32), ops.cast(y, F32))
+    x, y = rand(3), rand(3).to(torch.float8_e4m3fn)
+    rounded, read = Program(graph).run([x, y], {})
+    assert torch.equal(rounded, x.to(torch.float8_e4m3fn).float())
+    assert torch.equal(read, y.float())
+    kept, read = Program(graph, widen=True, widen_float8=True).run([x, y], {})
+    assert torch.equal(kept, x)
+    assert torch.equal(read, y.float())
+
+
 def test_constants_of_every_dtype(cpu):
     values = {
         DType.float32: [1.5, -2.0],
