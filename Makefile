@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export TRANSFORMERS_VERBOSITY ?= error
 
-.PHONY: help install test test-families lint demo bench-families bench-port-time bench-native bench-mutants bench-migration clean
+.PHONY: help install test test-families lint demo bench-families bench-variants bench-gates bench-port-time bench-native bench-mutants bench-migration clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -43,6 +43,12 @@ demo: $(STAMP)  ## The main job on SmolLM2-135M-Instruct: port it, prove it, gen
 
 bench-families: $(STAMP)  ## 56 dense families: port, evaluate, compile; bench/results/families.md
 	$(BIN)/python bench/families.py
+
+bench-variants: $(STAMP)  ## The families in other configurations; bench/results/variants.md
+	$(BIN)/python bench/variants.py
+
+bench-gates: $(STAMP)  ## All gates on the families' ports; bench/results/gates.md
+	$(BIN)/python bench/gates.py
 
 bench-native: $(STAMP)  ## MAX's own architectures against transformers; bench/results/native.md
 	$(BIN)/python bench/native.py

@@ -55,7 +55,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("opt", {"enable_bias": False, "activation_function": "gelu"}),
     ("gpt_bigcode", {"multi_query": False}),
     ("cohere", {"use_qk_norm": True, "attention_bias": True, "num_key_value_heads": 8}),
-    ("cohere2", {"sliding_window": None}),
     ("olmo", {"clip_qkv": 8.0}),
     ("olmo2", {"attention_bias": True}),
     ("starcoder2", {"use_bias": False, "sliding_window": None}),
@@ -68,7 +67,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": 4096}),
     ("ministral3", {"sliding_window": 4096}),
     ("smollm3", {"no_rope_layer_interval": 3}),
-    ("exaone4", {"sliding_window": None, "sliding_window_pattern": None}),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 32}),
     (
         "granite",
         {
@@ -99,7 +98,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 def title(name: str, changes: dict[str, Any]) -> str:
     """A variant's name: the family and what is changed."""
-    return f"{name}: " + ", ".join(f"{key} {value}" for key, value in changes.items())
+    said = {
+        k: f"all {v[0]}" if isinstance(v, list) and len(v) > 9 else v for k, v in changes.items()
+    }
+    return f"{name}: " + ", ".join(f"{key} {value}" for key, value in said.items())
 
 
 def judge(name: str, changes: dict[str, Any]) -> dict[str, Any]:
