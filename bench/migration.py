@@ -165,6 +165,8 @@ def _proof(result: Any, registered: str) -> dict[str, Any]:
         "parallel": body["parallel"],
         "seconds": body["seconds"],
         "encoding": body["encoding"],
+        "device": body["device"],
+        "twin": body["twin"],
     }
 
 
@@ -293,7 +295,9 @@ def table(body: dict[str, Any]) -> str:
         names = [n for n, (verdict, *_) in proofs if verdict == "equal"]
         engines = sorted({engine for _, (verdict, engine, _) in proofs if verdict == "equal"})
         proven = f"{row['verdict']}: {', '.join(names)}" if names else row["verdict"]
-        by = ", ".join(engines)
+        by = ", ".join(engines) + (" on a virtual GPU" if row.get("device") == "gpu" else "")
+        if names and row.get("twin"):
+            why = f"twin with {row['twin']}"
         several = on_two(row)
         lines.append(
             f"| {row['name']} | {row.get('lines', '')} | {numbers} | {proven} | {by} | {modes} "

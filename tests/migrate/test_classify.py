@@ -142,6 +142,10 @@ def test_a_pipeline_base_of_both_generations_is_told_by_what_it_builds(
         "    def build(self):\n        return Net()\n\n\n"
         "class OtherModel(OldModel):\n    pass\n"
     )
+    (folder / "arch.py").write_text(
+        "from max.pipelines.lib import SupportedArchitecture\n\nfrom .model import OtherModel\n\n"
+        'old = SupportedArchitecture(name="Old", pipeline_model=OtherModel)\n'
+    )
     result = classify(open_target(str(folder)))
     assert result.lane == lane
     found = {c.name: c for f in result.files for c in f.classes if c.role == "pipeline"}

@@ -235,16 +235,15 @@ def _whole(walk: BaseWalk, target: Target, files: list[FileLane]) -> tuple[Lane,
     modern = [c for c in pipelines if c.lane == "v3"]
     if modern:
         return "v3", f"pipeline model {modern[0].name} {modern[0].why}"
-    building = [c for c in pipelines if c.lane == "v2" and c.why.startswith("builds")]
-    if building and count["v2"] <= count["v3"] + count["mixed"]:  # it holds another V3 model too
-        return "v2", f"pipeline model {building[0].name} {building[0].why}"
+    registered = _registered(walk, target)
+    if registered and registered[0] == "v2" and count["v2"] <= count["v3"] + count["mixed"]:
+        return registered  # it holds a V3 model too, such as a text encoder
     if layers:
         v3 = count["v3"] + count["mixed"]
         lane: Lane = "v2" if count["v2"] > v3 else "v3"
         return lane, f"{count['v2']} layer classes are V2, {v3} are V3"
     if pipelines:
         return pipelines[0].lane, f"pipeline model {pipelines[0].name} {pipelines[0].why}"
-    registered = _registered(walk, target)
     if registered:
         return registered
     number = {lane: sum(f.lane == lane for f in files) for lane in ("v2", "v3", "mixed")}
