@@ -294,13 +294,13 @@ def table(body: dict[str, Any]) -> str:
         proofs = row.get("proofs", {}).items()
         names = [n for n, (verdict, *_) in proofs if verdict == "equal"]
         engines = sorted({engine for _, (verdict, engine, _) in proofs if verdict == "equal"})
-        proven = f"{row['verdict']}: {', '.join(names)}" if names else row["verdict"]
+        verdict = f"{row['verdict']}: {', '.join(names)}" if names else row["verdict"]
         by = ", ".join(engines) + (" on a virtual GPU" if row.get("device") == "gpu" else "")
         if names and row.get("twin"):
             why = f"twin with {row['twin']}"
         several = on_two(row)
         lines.append(
-            f"| {row['name']} | {row.get('lines', '')} | {numbers} | {proven} | {by} | {modes} "
+            f"| {row['name']} | {row.get('lines', '')} | {numbers} | {verdict} | {by} | {modes} "
             f"| {package} | {types} | {several} | {seconds:.0f} | {why} |"
         )
     return "\n".join(lines) + "\n"
