@@ -35,10 +35,10 @@ def row(name: str) -> dict[str, Any]:
     from maxport.cli.port import registered_name
     from maxport.emit.write import write_port
     from maxport.gates import run_gates
+    from maxport.quiet import quiet
     from maxport.trace.evidence import with_documents
     from maxport.trace.port import make_port
     from maxport.twin import default_config
-    from maxport.verify.reference import quiet
 
     with tempfile.TemporaryDirectory() as temp, quiet():
         model = Path(temp) / "model"

@@ -162,8 +162,8 @@ def judge(checkpoint: Path, port: Path) -> dict[str, Any]:
 
 def rows(family: str, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Rows of one family's faults; a planted text that is not there is an error."""
+    from maxport.quiet import quiet
     from maxport.twin import default_config, save_twin, twin_config
-    from maxport.verify.reference import quiet
 
     with tempfile.TemporaryDirectory(prefix="maxport-mutants-") as temp:
         folder = Path(temp)

@@ -302,7 +302,7 @@ def _own_modules(
                 found = kinds.sources.resolve(source.name, name)
                 if found.module in own and kinds.of(found) == "layer":
                     queue.append(found.module)
-    dropped = {m: "the single-device graph does not use it" for m in graph - set(reached)}
+    dropped = {m: "no graph that is built here uses it" for m in graph - set(reached)}
     return sorted(reached), dropped
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maxport.errors import MaxportError
+from maxport.quiet import quiet
 from maxport.twin.model import own_config, twin_model
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ def save_twin(
     folder.parent.mkdir(parents=True, exist_ok=True)
     temp = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        model.save_pretrained(temp)
-        _published(model, config).save_pretrained(temp)
-        _copy_code(config, temp)
-        _check(model, temp)
+        with quiet():
+            model.save_pretrained(temp)
+            _published(model, config).save_pretrained(temp)
+            _copy_code(config, temp)
+            _check(model, temp)
         if folder.exists():
             shutil.rmtree(folder)
         temp.chmod(0o755)

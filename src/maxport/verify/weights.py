@@ -8,7 +8,7 @@ from typing import Any
 
 from maxport.engine.devices import memory_free
 from maxport.errors import MaxportError
-from maxport.verify.reference import quiet
+from maxport.quiet import quiet
 
 #: Reference and port in float32, and room for activations, per stored float32 parameter.
 _BYTES_PER_PARAMETER = 10
