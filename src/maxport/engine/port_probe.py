@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 from unittest import mock
+
+from maxport.engine.registry import import_serving
 
 #: Steps in order; each is a line `{"step": ..., "state": "begin" | "ok" | "error", ...}`.
 STEPS = ("import", "registry", "arch", "weights", "build last", "build all", "build variable")
@@ -92,7 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
 def import_as_max_does(port: Path) -> dict[str, Any]:
     """Register the port through MAX's own import; names and file of what was imported."""
     with without_scikit_learn():
-        from max.pipelines.lib.arch_lookup import ARCH_LOOKUP
+        import_serving()
+    from max.pipelines.lib.arch_lookup import ARCH_LOOKUP
 
     sys.dont_write_bytecode = True
     before = sorted({*ARCH_LOOKUP.architectures, *ARCH_LOOKUP._lazy_architectures})
@@ -352,4 +356,7 @@ def _bits(weight: Any) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # tearing torch and MAX down takes a second and serves nobody

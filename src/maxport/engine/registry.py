@@ -58,7 +58,7 @@ def check_max_version() -> str:
             fix=f'pip install "max[serve]{pin}", or use the maxport release for MAX {version}',
         )
     try:
-        _import_serving()
+        import_serving()
     except ModuleNotFoundError as error:
         raise MaxportError(
             f"MAX {version} is installed without its serving extra (no module {error.name})",
@@ -67,7 +67,7 @@ def check_max_version() -> str:
     return version
 
 
-def _import_serving() -> None:
+def import_serving() -> None:
     """Import MAX's pipelines; the collector waits meanwhile, nothing imported is ever garbage."""
     if "max.pipelines.lib" in sys.modules:
         return
