@@ -11,6 +11,7 @@ import torch
 
 from maxport.engine.build import ensure_gpus
 from maxport.engine.evaluator import Program
+from maxport.migrate.twins import YARN
 
 #: Sizes that suit the GPU kernels, on top of the class's own defaults.
 SIZES: dict[str, dict[str, Any]] = {
@@ -52,16 +53,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "qk_head_dim": 192,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        },
+        "rope_parameters": YARN,
         "v_head_dim": 128,
         "intermediate_size": 512,
         "moe_intermediate_size": 256,

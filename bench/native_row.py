@@ -24,25 +24,13 @@ import numpy as np
 from native_twin import NotJudged, make_twin, reference_of, twin_of
 
 from maxport.errors import MaxportError
+from maxport.migrate.twins import YARN
 
 #: Where and in which precision to try, until one builds. float32 shows differences rounding-free;
 #: many architectures take GPUs (simulated here) or bfloat16 only.
 ATTEMPTS = (("cpu", "float32"), ("gpu", "float32"), ("gpu", "bfloat16"))
 #: Besides, where MAX asks for a quantized checkpoint.
 QUANTIZED = (("gpu", "float8_e4m3fn"), ("2 gpus", "float8_e4m3fn"))
-
-#: What every published config of some families has and a class default lacks; tried when MAX's
-#: message asks for it.
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
 
 #: Stands among a row's changes for the whole checkpoint of a model of images and text.
 IMAGES = "(vision part)"
@@ -105,6 +93,7 @@ def missing(row: Mapping[str, Any]) -> dict[str, Any]:
     """What published checkpoints have, the twin lacks, and the row's verdict asks for."""
     why = row["why"]
     if row["verdict"] == "cannot-load" and ("yarn" in why or "rope scal" in why):
+        # Every published config of some families has it, a class default lacks it.
         return {"rope_parameters": YARN}
     if row["verdict"] == "cannot-load" and "vision_config" in why:
         return {IMAGES: True}

@@ -45,7 +45,7 @@ _SMALL_VISION = {
     "mm_posemb_size": 16,
 }
 # RoPE as long-context checkpoints have it; some architectures build for nothing else.
-_YARN = {
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -193,7 +193,7 @@ def variants(twin: Path, plan: Plan, class_name: str) -> Iterator[tuple[str, Pat
         return {**read, **config}
 
     def scaled(config: dict[str, Any]) -> dict[str, Any]:
-        return {**read, **config, "rope_parameters": _YARN, "rope_scaling": _YARN}
+        return {**read, **config, "rope_parameters": YARN, "rope_scaling": YARN}
 
     yield "the keys V2 reads", _changed(twin, "keys", completed)
     yield "the keys V2 reads and YaRN", _changed(twin, "yarn", scaled)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from maxport.migrate.codemods.sharding import _emptied, _target
+from maxport.migrate.codemods.sharding import _target, without_emptied
 from maxport.migrate.parallel import HELPERS, collective, declared, devices_of
 from maxport.migrate.rewrite import (
     Codemod,
@@ -176,12 +176,7 @@ class Parallel(Codemod):
 
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.If | cst.RemovalSentinel:
         """An `if` that is empty now goes."""
-        orelse = updated_node.orelse
-        if isinstance(orelse, cst.Else) and _emptied(orelse.body):
-            orelse = None
-        if orelse is None and _emptied(updated_node.body):
-            return cst.RemoveFromParent()
-        return updated_node.with_changes(orelse=orelse)
+        return without_emptied(updated_node)
 
     # --- expressions -------------------------------------------------------------------------
 

@@ -109,12 +109,7 @@ class Sharding(Codemod):
 
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.If | cst.RemovalSentinel:
         """An `if` whose branches only set strategies goes with them."""
-        orelse = updated_node.orelse
-        if isinstance(orelse, cst.Else) and _emptied(orelse.body):
-            orelse = None
-        if orelse is None and _emptied(updated_node.body):
-            return cst.RemoveFromParent()
-        return updated_node.with_changes(orelse=orelse)
+        return without_emptied(updated_node)
 
     def leave_For(
         self, original_node: cst.For, updated_node: cst.For
@@ -151,6 +146,16 @@ class Sharding(Codemod):
             self.note(original_node, "review", f"{dotted(func)}: one copy, on one device")
             return cst.List([cst.Element(updated_node.func.value)])
         return updated_node
+
+
+def without_emptied(node: cst.If) -> cst.If | cst.RemovalSentinel:
+    """An `if` without a branch that a rewrite emptied; nothing where that was all of it."""
+    orelse = node.orelse
+    if isinstance(orelse, cst.Else) and _emptied(orelse.body):
+        orelse = None
+    if orelse is None and _emptied(node.body):
+        return cst.RemoveFromParent()
+    return node.with_changes(orelse=orelse)
 
 
 def _emptied(block: cst.BaseSuite) -> bool:
